@@ -1,0 +1,56 @@
+// The commands of the program, one source each. Each takes its parsed arguments and returns an exit code;
+// failures are exceptions, which main turns into one line and a code.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace axial::app {
+
+struct TrainArguments {
+  std::vector<std::string> configs, overrides;
+  std::string output;         // the run's folder; empty: a new one under train.output
+  bool resume = false;
+  std::string resume_from;    // folder or file; empty: --output, or the newest run under train.output
+  bool overwrite = false, dry_run = false;
+  double stop_after = 0;
+};
+int run_train(const TrainArguments& arguments);
+
+struct EvalArguments {
+  std::string checkpoint, device;
+  std::vector<std::string> overrides;
+};
+int run_eval(const EvalArguments& arguments);
+
+struct PredictArguments {
+  std::string checkpoint, device;
+  std::vector<std::string> inputs;  // image files, or indices into the test set
+  std::int64_t top = 1;
+};
+int run_predict(const PredictArguments& arguments);
+
+struct ConfigArguments {
+  std::vector<std::string> configs, overrides;
+  bool keys = false;  // describe every key instead
+};
+int run_config(const ConfigArguments& arguments);
+
+struct InfoArguments {
+  std::string checkpoint;            // empty: about the program and the machine
+  std::vector<std::string> kernel;   // B H W D heads dtype: which code would run
+};
+int run_info(const InfoArguments& arguments);
+
+struct GradcheckArguments {
+  std::string device = "cpu", json, dtype = "float64";
+  std::uint64_t seed = 0;
+  bool plant_error = false;  // for tests: a gradient that is wrong by 1e-3 must be caught
+};
+int run_gradcheck(const GradcheckArguments& arguments);
+
+// Parses the command line and runs the command; never throws.
+int run_program(int argc, char** argv);
+
+}  // namespace axial::app

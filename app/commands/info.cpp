@@ -1,0 +1,125 @@
+#include <charconv>
+#include <iostream>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/version.h>
+
+#include "app/commands/commands.h"
+#include "app/config/load.h"
+#include "app/train/build.h"
+#include "app/train/state.h"
+#include "app/version.h"
+#include "kernels/kernels.h"
+#include "model/pass.h"
+#if defined(AXIAL_WITH_CUDA)
+#include <cuda_runtime_api.h>
+#endif
+
+namespace axial::app {
+
+namespace {
+
+at::ScalarType parse_type(const std::string& text) {
+  if (text == "float64") return at::kDouble;
+  if (text == "float32" || text == "tf32") return at::kFloat;
+  if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
+  if (text == "float16" || text == "fp16") return at::kHalf;
+  throw ConfigError("command line: --kernel: dtype " + text + ": expected float64, float32, tf32, bfloat16 or float16");
+}
+
+void describe_kernel(const std::vector<std::string>& shape) {
+  std::int64_t n[5];
+  for (int i = 0; i < 5; ++i) {
+    const std::string& text = shape[static_cast<std::size_t>(i)];
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n[i]);
+    if (error != std::errc() || end != text.data() + text.size() || n[i] < 1) {
+      throw ConfigError("command line: --kernel: expected B H W D HEADS as positive integers, found " + text);
+    }
+  }
+  if (n[3] % n[4] != 0) throw ConfigError("command line: --kernel: HEADS must divide D");
+  const at::ScalarType dtype = parse_type(shape[5]);
+  at::globalContext().setAllowTF32CuBLAS(shape[5] == "tf32");
+  std::cout << "cpu:  " << describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCPU) << '\n';
+  if (kernels::cuda::built()) {
+    std::cout << "cuda: " << describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCUDA) << '\n';
+  }
+}
+
+void describe_machine() {
+  std::cout << "axial " << kVersion << '\n'
+            << "libtorch " << TORCH_VERSION << ", CUDA " << (at::hasCUDA() ? "in it" : "not loaded") << '\n';
+  if (kernels::cuda::built()) {
+    std::cout << "kernels built for CPU and CUDA (" << kernels::cuda::architectures() << ")\n";
+  } else {
+    std::cout << "kernels built for the CPU alone\n";
+  }
+  std::cout << "cpu: " << at::get_num_threads() << " threads, libtorch uses " << at::get_cpu_capability() << '\n';
+#if defined(AXIAL_WITH_CUDA)
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess) {
+    std::cout << "cuda: no device (" << cudaGetErrorString(found) << ")\n";
+    (void)cudaGetLastError();
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+    std::cout << "cuda:" << i << ": " << p.name << ", compute capability " << p.major << '.' << p.minor << ", "
+              << p.multiProcessorCount << " multiprocessors, " << (p.totalGlobalMem >> 20) << " MiB; ";
+    try {
+      (void)select_device("cuda:" + std::to_string(i));
+      std::cout << "usable\n";
+    } catch (const DeviceError& e) {
+      std::cout << e.what() << '\n';
+    }
+  }
+#endif
+  std::cout << "kernels for the layer at its usual shape (B=512, 32x32, D=64, 4 heads):\n";
+  for (const char* dtype : {"float32", "bfloat16"}) {
+    std::cout << dtype << ":\n";
+    describe_kernel({"512", "32", "32", "64", "4", dtype});
+  }
+}
+
+void describe_checkpoint(const std::string& given) {
+  const auto path = resolve_checkpoint(given);
+  const SafetensorsFile file = read_safetensors(path);
+  std::size_t bytes = 0;
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> groups;  // prefix -> tensors, elements
+  for (const auto& [name, tensor] : file.tensors) {
+    bytes += tensor.nbytes();
+    auto& group = groups[name.substr(0, name.find('.'))];
+    group.first += 1;
+    group.second += tensor.numel();
+  }
+  std::cout << path.string() << ": " << file.tensors.size() << " tensors, " << bytes << " bytes\n";
+  for (const auto& [name, group] : groups) {
+    std::cout << "  " << name << ": " << group.first << " tensors, " << group.second << " elements\n";
+  }
+  const CheckpointInfo info = checkpoint_info(file, path);
+  const Progress& p = info.progress;
+  std::cout << "written by axial " << info.version << " at epoch " << p.epoch << ", batch " << p.batch << ", step " << p.updates
+            << "; best top1 " << p.best_top1 << " (epoch " << p.best_epoch << ")\n"
+            << info.spec.classes.size() << " classes:";
+  for (const auto& name : info.spec.classes) std::cout << ' ' << name << (&name == &info.spec.classes.back() ? "" : ",");
+  std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << "\nconfiguration:\n"
+            << to_yaml(info.config);
+}
+
+}  // namespace
+
+int run_info(const InfoArguments& a) {
+  if (!a.kernel.empty()) {
+    describe_kernel(a.kernel);
+  } else if (!a.checkpoint.empty()) {
+    describe_checkpoint(a.checkpoint);
+  } else {
+    describe_machine();
+  }
+  std::cout << std::flush;
+  return 0;
+}
+
+}  // namespace axial::app

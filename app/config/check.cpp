@@ -1,0 +1,96 @@
+#include "app/config/check.h"
+
+#include <initializer_list>
+
+#include "app/config/load.h"
+#include "app/config/schema.h"
+#include "app/config/value.h"
+
+namespace axial::app {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 256;  // of the kernels
+
+class Checker {
+ public:
+  Checker(const Config& config, const std::function<std::string(const std::string&)>& set_at)
+      : config_(config), set_at_(set_at) {}
+
+  void run() const {
+    stages();
+    statistics();
+    pair("augment.erase_area", config_.augment.erase_area);
+    const OptimConfig& optim = config_.optim;
+    if (optim.name == "sgd" && optim.nesterov && optim.momentum == 0)
+      fail({"optim.nesterov", "optim.momentum"}, "Nesterov's momentum needs a momentum above 0");
+  }
+
+ private:
+  // "first place where the user set one of these: key: what; key = value (place), ..."
+  [[noreturn]] void fail(std::initializer_list<const char*> paths, const std::string& what) const {
+    std::string where, blamed = *paths.begin(), values;
+    for (const char* path : paths) {
+      const std::string at = set_at_(path);
+      if (where.empty() && !at.empty()) {
+        where = at;
+        blamed = path;
+      }
+      values += (values.empty() ? "" : ", ") + std::string(path) + " = " + print_value(*find_key(path), config_) +
+                " (" + (at.empty() ? "default" : at) + ")";
+    }
+    throw ConfigError((where.empty() ? "" : where + ": ") + blamed + ": " + what + "; " + values);
+  }
+
+  void stages() const {
+    const ModelConfig& model = config_.model;
+    if (model.heads.size() != model.dim.size() || model.depth.size() != model.dim.size()) {
+      fail({"model.dim", "model.heads", "model.depth"},
+           "expected one entry per stage in each of these lists, found " + std::to_string(model.dim.size()) + ", " +
+               std::to_string(model.heads.size()) + " and " + std::to_string(model.depth.size()));
+    }
+    for (std::size_t i = 0; i < model.dim.size(); ++i) {
+      const std::string stage = "stage " + std::to_string(i + 1) + ": ";
+      if (model.dim[i] % model.heads[i] != 0) {
+        fail({"model.heads", "model.dim"}, stage + "expected a divisor of dim " + std::to_string(model.dim[i]) +
+                                               ", found " + std::to_string(model.heads[i]) + " heads");
+      }
+      if (model.dim[i] / model.heads[i] > kMaxHeadDim) {
+        fail({"model.heads", "model.dim"}, stage + "expected at most " + std::to_string(kMaxHeadDim) +
+                                               " channels a head, found " +
+                                               std::to_string(model.dim[i] / model.heads[i]));
+      }
+    }
+  }
+
+  void statistics() const {
+    const DataConfig& data = config_.data;
+    if (data.mean.size() != data.std.size()) {
+      fail({"data.mean", "data.std"}, "expected as many entries in both, found " + std::to_string(data.mean.size()) +
+                                          " and " + std::to_string(data.std.size()));
+    }
+    if (data.folder_channels == 2) fail({"data.folder_channels"}, "expected 1 (gray) or 3 (colour), found 2");
+    const auto channels = [&](const char* set, const char* path, std::int64_t count) {
+      if (data.dataset == set && !data.mean.empty() && static_cast<std::int64_t>(data.mean.size()) != count) {
+        fail({"data.mean", path}, "expected one entry per channel (" + std::to_string(count) + "), found " +
+                                      std::to_string(data.mean.size()));
+      }
+    };
+    channels("synthetic", "data.synthetic_channels", data.synthetic_channels);
+    channels("image_folder", "data.folder_channels", data.folder_channels);
+  }
+
+  void pair(const char* path, const std::vector<double>& values) const {
+    if (values[0] > values[1]) fail({path}, "expected the least value first and the greatest second");
+  }
+
+  const Config& config_;
+  const std::function<std::string(const std::string&)>& set_at_;
+};
+
+}  // namespace
+
+void check_together(const Config& config, const std::function<std::string(const std::string& path)>& set_at) {
+  Checker(config, set_at).run();
+}
+
+}  // namespace axial::app

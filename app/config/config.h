@@ -1,0 +1,87 @@
+// The configuration, typed. Every key is described once, in app/config/schema.cpp: type, range, default,
+// unit and help; parsing, validation, --help, the printed effective configuration and the documentation
+// follow from that table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace axial::app {
+
+struct ModelConfig {
+  std::string stem;  // patch, conv
+  std::int64_t patch_size;
+  std::vector<std::int64_t> stem_channels;
+  std::int64_t stem_stride;
+  std::string stem_norm;        // batch, none
+  std::string stem_activation;  // relu, gelu, none
+  std::vector<std::int64_t> dim, heads, depth;
+  double mlp_ratio;
+  bool position;
+  bool relative_bias;
+  std::string first_axis;  // width, height
+  double attention_dropout, drop_path, head_dropout;
+  std::string backend;  // fused, reference
+};
+
+struct DataConfig {
+  std::string dataset;
+  std::string dir;
+  std::int64_t batch_size, eval_batch_size;
+  bool drop_last;
+  double validation_fraction;     // of the training set, held out; 0: the test set is the validation set
+  std::int64_t train_limit;       // use only the first so many training images; 0: all
+  std::vector<double> mean, std;  // empty: the set's own
+  std::int64_t synthetic_train, synthetic_test, synthetic_channels, synthetic_height, synthetic_width,
+      synthetic_classes;
+  std::int64_t folder_channels, folder_height, folder_width;  // dataset image_folder: what images are brought to
+};
+
+struct AugmentConfig {
+  std::int64_t pad_crop;
+  bool flip;
+  double erase;
+  std::vector<double> erase_area;  // least, greatest
+};
+
+struct OptimConfig {
+  std::string name;  // sgd, adamw, muon
+  double lr;         // of SGD or AdamW; with muon, of the parameters that AdamW takes
+  double momentum;   // SGD
+  bool nesterov;
+  std::vector<double> betas;
+  double eps;
+  double weight_decay;
+  double muon_lr, muon_momentum, muon_weight_decay;
+  std::string schedule;  // cosine, linear, constant
+  double warmup;         // fraction of all steps
+  double final_lr;       // fraction of lr at the end
+  double clip_norm;      // 0: off
+};
+
+struct TrainConfig {
+  std::int64_t epochs;
+  std::uint64_t seed;
+  std::string device;     // auto, cpu, cuda, cuda:N
+  std::string precision;  // float32, tf32, bfloat16, float16
+  std::int64_t threads;   // CPU threads; 0: as many as there are cores
+  std::int64_t accumulate;
+  double label_smoothing;
+  double ema_decay;  // 0: off
+  std::int64_t eval_every, checkpoint_every, keep_last, log_every;
+  std::string on_nonfinite;  // stop, skip
+  double loss_scale;         // initial loss scale of float16
+  std::string output;        // folder in which run directories are made
+  bool tensorboard;
+};
+
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  AugmentConfig augment;
+  OptimConfig optim;
+  TrainConfig train;
+};
+
+}  // namespace axial::app

@@ -1,0 +1,218 @@
+#include "app/config/load.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "app/config/check.h"
+#include "app/config/schema.h"
+#include "app/config/suggest.h"
+#include "app/config/value.h"
+#include "app/config/yaml_tree.h"
+
+namespace axial::app {
+namespace {
+
+constexpr std::size_t kMaxFileSize = 1 << 20;  // nobody writes that much by hand
+
+bool is_section(const std::string& name) {
+  for (const Key& key : schema()) {
+    if (key.section() == name) return true;
+  }
+  return false;
+}
+
+// Read by hand: a directory opens as a stream, and a pipe (-c <(...)) has no size.
+std::string read_text(const std::string& path) {
+  const auto fail = [&](int error) { throw ConfigError(path + ": cannot be read: " + std::strerror(error)); };
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) fail(errno);
+  std::string text;
+  char buffer[65536];
+  while (text.size() <= kMaxFileSize) {
+    const ssize_t count = ::read(file, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      const int error = errno;
+      ::close(file);
+      fail(error);
+    }
+    if (count == 0) break;
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
+  ::close(file);
+  if (text.size() > kMaxFileSize) throw ConfigError(path + ": expected a configuration, found more than 1 MiB");
+  if (text.find('\0') != std::string::npos) throw ConfigError(path + ": expected YAML text, found binary data");
+  return text;
+}
+
+class Loader {
+ public:
+  Loader() {
+    for (const Key& key : schema()) {
+      const std::string error = assign(key, *parse_yaml(key.preset, {"default of " + key.path, false}), config_);
+      if (!error.empty()) throw ConfigError("default of " + key.path + ": " + error);
+    }
+  }
+
+  void text(const std::string& yaml, const std::string& name) {
+    const Origin origin{name};
+    const NodePtr root = parse_yaml(yaml, origin);
+    if (root == nullptr || root->kind == Node::Kind::kNull)
+      throw ConfigError(name + ": expected sections (model, data, ...), found an empty file");
+    if (root->kind != Node::Kind::kMap)
+      throw ConfigError(name + ": expected sections (model, data, ...) at the top level, found " +
+                        (root->kind == Node::Kind::kList ? "a list" : "a single value"));
+    for (const Entry& section : root->entries) {
+      const std::string at = origin.at(section.line) + ": " + section.key + ": ";
+      if (!is_section(section.key)) unknown(at, "", section.key, *section.value);
+      if (section.value->kind != Node::Kind::kMap)
+        throw ConfigError(
+            at + "expected a section with keys, found " +
+            (section.value->kind == Node::Kind::kNull ? "nothing; give it keys or remove it" : "a value"));
+      for (const Entry& entry : section.value->entries)
+        set(section.key, entry.key, *entry.value, origin.at(entry.line));
+    }
+  }
+
+  void override_with(const std::string& argument) {
+    const Origin origin{"command line", false};
+    const std::size_t equals = argument.find('=');
+    if (equals == std::string::npos || equals == 0)
+      throw ConfigError("command line: " + argument + ": expected key=value, such as optim.lr=1e-3");
+    const std::string path = argument.substr(0, equals);
+    const std::string value = argument.substr(equals + 1);
+    const std::size_t dot = path.find('.');
+    const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
+    const std::string leaf = dot == std::string::npos ? path : path.substr(dot + 1);
+    if (section.empty() && is_section(leaf))
+      throw ConfigError("command line: " + path + ": expected a key, found a section; write " + leaf + ".key=value");
+    set(section, leaf, *override_value(path, value, origin), origin.name);
+  }
+
+  Config finish() const {
+    check_together(config_, [this](const std::string& path) {
+      const auto found = set_at_.find(path);
+      return found == set_at_.end() ? std::string() : found->second;
+    });
+    return config_;
+  }
+
+ private:
+  [[noreturn]] static void unknown(const std::string& at, const std::string& section, const std::string& leaf,
+                                   const Node& value) {
+    // A map at the top level was meant as a section.
+    if (section.empty() && value.kind == Node::Kind::kMap) {
+      std::string names;
+      for (const Key& key : schema()) {
+        if (names.find(key.section()) == std::string::npos) names += (names.empty() ? "" : ", ") + key.section();
+      }
+      throw ConfigError(at + "unknown section; there are " + names);
+    }
+    throw ConfigError(at + "unknown key; " + suggest_key(section, leaf));
+  }
+
+  // Text is taken as it stands (the shell has dealt with quotes; paths hold what YAML finds special);
+  // everything else is YAML.
+  static NodePtr override_value(const std::string& path, const std::string& value, const Origin& origin) {
+    const Key* key = find_key(path);
+    Config scratch{};
+    const bool is_text = key != nullptr && std::holds_alternative<std::string*>(key->field(scratch));
+    const bool quoted = !value.empty() && (value[0] == '"' || value[0] == '\'');
+    if (is_text && !quoted) {
+      auto node = std::make_shared<Node>();
+      node->kind = Node::Kind::kScalar;
+      node->text = value;
+      return node;
+    }
+    NodePtr node;
+    try {
+      node = parse_yaml(value, origin);
+    } catch (const ConfigError& error) {
+      const std::string message = error.what();
+      throw ConfigError(origin.name + ": " + path + message.substr(origin.name.size()));
+    }
+    return node != nullptr ? node : std::make_shared<Node>();
+  }
+
+  void set(const std::string& section, const std::string& leaf, const Node& value, const std::string& where) {
+    const std::string path = section.empty() ? leaf : section + "." + leaf;
+    const Key* key = section.empty() ? nullptr : find_key(path);
+    if (key == nullptr) unknown(where + ": " + path + ": ", section, leaf, value);
+    const std::string error = assign(*key, value, config_);
+    if (!error.empty()) throw ConfigError(where + ": " + path + ": " + error);
+    set_at_[path] = where;
+  }
+
+  Config config_{};
+  std::map<std::string, std::string> set_at_;
+};
+
+}  // namespace
+
+Config load_config(const std::vector<std::string>& files, const std::vector<std::string>& overrides) {
+  Loader loader;
+  for (const std::string& file : files) loader.text(read_text(file), file);
+  for (const std::string& argument : overrides) loader.override_with(argument);
+  return loader.finish();
+}
+
+Config override_config(const Config& base, const std::vector<std::string>& files,
+                       const std::vector<std::string>& overrides) {
+  Loader loader;
+  loader.text(to_yaml(base), "checkpoint");
+  for (const std::string& file : files) loader.text(read_text(file), file);
+  for (const std::string& argument : overrides) loader.override_with(argument);
+  return loader.finish();
+}
+
+Config parse_config(const std::string& yaml, const std::string& origin) {
+  Loader loader;
+  loader.text(yaml, origin);
+  return loader.finish();
+}
+
+std::string to_yaml(const Config& config, bool with_help) {
+  std::string text, section;
+  for (const Key& key : schema()) {
+    if (key.section() != section) {
+      section = key.section();
+      text += (text.empty() ? "" : "\n") + section + ":\n";
+    }
+    std::string line = "  " + key.leaf() + ": " + print_value(key, config);
+    if (with_help) {
+      line.resize(std::max<std::size_t>(line.size(), 32), ' ');
+      line += "  # " + key.help + (key.unit.empty() ? "" : " [" + key.unit + "]");
+    }
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::string describe_keys() {
+  const auto pad = [](std::string text, std::size_t width) {
+    text.resize(std::max(text.size(), width), ' ');
+    return text;
+  };
+  std::string text;
+  for (const Key& key : schema()) {
+    text += pad(key.path, 27) + pad(print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")"), 46) +
+            "  default " + pad(key.preset, 14) + "  " + key.help + "\n";
+  }
+  return text;
+}
+
+std::vector<std::string> differing_keys(const Config& a, const Config& b) {
+  // The printed value is exact, so that comparing text compares values.
+  std::vector<std::string> keys;
+  for (const Key& key : schema()) {
+    if (print_value(key, a) != print_value(key, b)) keys.push_back(key.path);
+  }
+  return keys;
+}
+
+}  // namespace axial::app

@@ -1,0 +1,42 @@
+// From YAML files and key=value arguments to a checked Config, and back to YAML.
+#pragma once
+
+#include <iosfwd>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "app/config/config.h"
+
+namespace axial::app {
+
+// What the user wrote is wrong: one line "file:line: model.dim: expected ..., found ..." (or "command
+// line: ..."). Exit code 2.
+struct ConfigError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Defaults, then each file in order (later wins), then the overrides "key.sub=value" in order: a key that is
+// given twice on the command line takes the last value, so that a script's arguments can be added to. The
+// value is YAML ("model.dim=[64, 128]"), except that text is taken as it stands. Throws ConfigError for the
+// first thing that is wrong.
+Config load_config(const std::vector<std::string>& files, const std::vector<std::string>& overrides);
+
+// From text that was printed by to_yaml (a checkpoint's metadata); `origin` stands for the file name in errors.
+Config parse_config(const std::string& yaml, const std::string& origin);
+
+// `base` (a checkpoint's configuration) with files and overrides on top.
+Config override_config(const Config& base, const std::vector<std::string>& files,
+                       const std::vector<std::string>& overrides);
+
+// The complete effective configuration; loads back to the same Config. `with_help`: what each key means stands
+// behind it as a comment.
+std::string to_yaml(const Config& config, bool with_help = false);
+
+// One line per key for --help and documentation: key, type and range, default, unit, help.
+std::string describe_keys();
+
+// The keys (full paths) whose values differ.
+std::vector<std::string> differing_keys(const Config& a, const Config& b);
+
+}  // namespace axial::app

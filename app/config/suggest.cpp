@@ -1,0 +1,86 @@
+#include "app/config/suggest.h"
+
+#include <algorithm>
+#include <sstream>
+#include <vector>
+
+#include "app/config/schema.h"
+
+namespace axial::app {
+namespace {
+
+std::string normalised(const std::string& text) {
+  std::string result;
+  for (const char c : text)
+    result += c == '-' || c == ' ' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  return result;
+}
+
+// Insertions, deletions, substitutions and swaps of neighbours.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> result;
+  for (std::string word; stream >> word;) result.push_back(word);
+  return result;
+}
+
+std::string alternatives(const std::vector<std::string>& paths) {
+  std::string text;
+  for (const std::string& path : paths) text += (text.empty() ? "" : " or ") + path;
+  return text;
+}
+
+}  // namespace
+
+std::string suggest_key(const std::string& section, const std::string& unknown) {
+  // A name longer than any key is no misspelling; the table of distances stays small.
+  const std::string leaf = normalised(unknown).substr(0, 64);
+  if (const Key* key = find_key(normalised(unknown)); key != nullptr && section.empty())
+    return "write it in its section, as " + key->section() + ": {" + key->leaf() + ": ...}";
+
+  std::vector<std::string> elsewhere, renamed;
+  for (const Key& key : schema()) {
+    if (key.leaf() == leaf) elsewhere.push_back(key.path);
+    const std::vector<std::string> others = words(key.other_names);
+    if (std::find(others.begin(), others.end(), leaf) != others.end()) renamed.push_back(key.path);
+  }
+  if (!elsewhere.empty()) {
+    const bool only_case = std::find(elsewhere.begin(), elsewhere.end(), section + "." + leaf) != elsewhere.end();
+    if (only_case) return "did you mean " + section + "." + leaf + "?";
+    return "it belongs in another section: " + alternatives(elsewhere);
+  }
+  if (!renamed.empty()) return "here it is called " + alternatives(renamed);
+
+  std::string nearest;
+  std::size_t best = static_cast<std::size_t>(-1);
+  for (const Key& key : schema()) {
+    std::vector<std::string> names = words(key.other_names);
+    names.push_back(key.leaf());
+    for (const std::string& name : names) {
+      // other sections lose ties, and another program's name loses to our own
+      const std::size_t d =
+          4 * distance(leaf, name) + (key.section() == section ? 0 : 3) + (name == key.leaf() ? 0 : 1);
+      if (d < best) {
+        best = d;
+        nearest = key.path;
+      }
+    }
+  }
+  return "did you mean " + nearest + "?";
+}
+
+}  // namespace axial::app

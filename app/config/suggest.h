@@ -1,0 +1,12 @@
+// The nearest legal name for a key that does not exist.
+#pragma once
+
+#include <string>
+
+namespace axial::app {
+
+// "did you mean optim.lr?", "it belongs in another section: optim.lr", ... for an unknown `section`.`leaf`
+// (section "" for a key at the top level).
+std::string suggest_key(const std::string& section, const std::string& leaf);
+
+}  // namespace axial::app

@@ -1,0 +1,125 @@
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "app/run/atomic_file.h"
+#include "app/run/run_directory.h"
+#include "app/run/run_error.h"
+
+namespace axial::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string quote(const std::string& value) {
+  if (value.find_first_of(",\"\r\n") == std::string::npos) return value;
+  std::string text = "\"";
+  for (const char c : value) text += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return text + "\"";
+}
+
+std::string join(const std::vector<std::string>& values) {
+  std::string line;
+  for (std::size_t i = 0; i < values.size(); ++i) line += (i > 0 ? "," : "") + quote(values[i]);
+  return line + "\n";
+}
+
+struct Record {
+  std::string raw;  // with its line end
+  std::vector<std::string> fields;
+};
+
+// Records that end with a line end; what a killed writer left behind the last one is dropped.
+std::vector<Record> parse(const std::string& text) {
+  std::vector<Record> records;
+  Record record;
+  std::string field;
+  bool quoted = false;
+  for (const char c : text) {
+    record.raw += c;
+    if (c == '"') {
+      // a doubled quote leaves and enters again; the second one is the character
+      if (!quoted && record.raw.size() > 1 && record.raw[record.raw.size() - 2] == '"') field += '"';
+      quoted = !quoted;
+    } else if (!quoted && (c == ',' || c == '\n')) {
+      record.fields.push_back(std::move(field));
+      field.clear();
+      if (c == '\n') {
+        records.push_back(std::move(record));
+        record = {};
+      }
+    } else if (quoted || c != '\r') {
+      field += c;
+    }
+  }
+  return records;
+}
+
+std::string rows_before(const fs::path& path, const std::vector<std::string>& columns, std::int64_t resume_step) {
+  const auto fail = [&](const std::string& what) { throw RunError(path.string() + ": " + what); };
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) return "";
+  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  if (stream.bad()) fail("cannot be read");
+  const std::vector<Record> records = parse(text);
+  if (records.empty()) return "";
+  if (records[0].fields != columns) {
+    std::string found = records[0].raw, expected = join(columns);
+    found.pop_back();
+    expected.pop_back();
+    fail("expected the columns " + expected + ", found " + found + "; move the file away to start a new one");
+  }
+  std::size_t step_column = 0;
+  while (step_column < columns.size() && columns[step_column] != "step") ++step_column;
+  if (step_column == columns.size()) throw std::invalid_argument("MetricsCsv: resuming needs a column 'step'");
+
+  std::string kept;
+  for (std::size_t i = 1; i < records.size(); ++i) {
+    const auto bad = [&](const std::string& what) { fail("row " + std::to_string(i + 1) + ": " + what); };
+    const auto& fields = records[i].fields;
+    if (fields.size() != columns.size()) {
+      bad("expected " + std::to_string(columns.size()) + " values, found " + std::to_string(fields.size()));
+    }
+    const std::string& number = fields[step_column];
+    std::int64_t step = 0;
+    const auto result = std::from_chars(number.data(), number.data() + number.size(), step);
+    if (result.ec != std::errc() || result.ptr != number.data() + number.size())
+      bad("expected an integer as step, found '" + number + "'");
+    if (step < resume_step) kept += records[i].raw;
+  }
+  return kept;
+}
+
+}  // namespace
+
+MetricsCsv::MetricsCsv(fs::path path, std::vector<std::string> columns, std::int64_t resume_step)
+    : path_(std::move(path)), columns_(columns.size()) {
+  const std::string rows = resume_step >= 0 ? rows_before(path_, columns, resume_step) : "";
+  try {
+    AtomicFile file(path_);
+    file.write(join(columns) + rows);
+    file.commit();
+  } catch (const FileError& error) {
+    throw RunError(error.what());
+  }
+}
+
+void MetricsCsv::append(const std::vector<std::string>& row) {
+  if (row.size() != columns_) throw std::invalid_argument("MetricsCsv: a row has another length than the header");
+  const auto fail = [&](int error) {
+    throw RunError(path_.string() + ": cannot be written: " + describe_error(error));
+  };
+  // Opened for each row: nothing is buffered, and the file may be moved or edited meanwhile.
+  const int file = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) fail(errno);
+  const int error = append_all(file, join(row));
+  ::close(file);
+  if (error != 0) fail(error);
+}
+
+}  // namespace axial::app

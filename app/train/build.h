@@ -1,0 +1,53 @@
+// From a Config to the things that train: device, data, model.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "app/config/config.h"
+#include "data/batches.h"
+#include "data/dataset.h"
+#include "model/classifier.h"
+
+namespace axial::app {
+
+// The machine cannot do what was asked for; one line that names what was built and what was found.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// auto, cpu, cuda, cuda:N -> a device that was seen to work. Throws DeviceError.
+at::Device select_device(const std::string& name);
+
+// Threads, determinism and matrix precision of libtorch, for the whole process.
+void configure_libtorch(const TrainConfig& config);
+
+at::ScalarType compute_type(const std::string& precision);  // float32 for float32 and tf32
+
+// Training, validation and test sets. With data.validation_fraction = 0 the validation set is the test set.
+struct DataSets {
+  data::Dataset train, validation, test;
+  bool held_out = false;
+};
+DataSets load_data(const Config& config);
+// The test set alone, as evaluation needs it.
+data::Dataset load_test(const Config& config);
+
+// What a model must know of the images it was trained on; stored in its checkpoints.
+struct ImageSpec {
+  std::int64_t channels = 1, height = 1, width = 1;
+  std::vector<std::string> classes;
+  std::vector<double> mean, std;  // per channel: of the configuration, else of the set
+};
+ImageSpec image_spec(const Config& config, const data::Dataset& set);
+
+// Throws data::DataError where a set's images or classes are not those that a model was trained on.
+void check_images(const data::Dataset& set, const ImageSpec& spec);
+
+AxialClassifierOptions classifier_options(const Config& config, const ImageSpec& spec);
+data::BatchOptions batch_options(const Config& config, const ImageSpec& spec, bool training);
+
+}  // namespace axial::app

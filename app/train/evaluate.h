@@ -1,0 +1,24 @@
+// Accuracy and loss of a model over a data set.
+#pragma once
+
+#include <cstdint>
+
+#include "data/batches.h"
+#include "model/classifier.h"
+
+namespace axial::app {
+
+struct Evaluation {
+  double top1 = 0;  // fraction
+  double loss = 0;  // mean cross-entropy without label smoothing, nats
+  std::int64_t samples = 0;
+};
+
+// Loss and hits of one batch: float64 [3] on the device: sum of losses, correct, samples. Sums are over
+// samples, so that a smaller last batch weighs what it holds.
+at::Tensor batch_sums(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& mean_loss);
+
+// In evaluation mode, without gradients; the model's mode is put back afterwards.
+Evaluation evaluate(AxialClassifier& model, data::Batches& batches);
+
+}  // namespace axial::app

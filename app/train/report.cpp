@@ -1,0 +1,92 @@
+#include "app/train/report.h"
+
+#include <charconv>
+#include <cstdio>
+
+#include "app/run/log.h"
+
+namespace axial::app {
+
+namespace {
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  char text[512];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
+
+// The shortest text that reads back to the same double.
+std::string exact(double value) {
+  if (std::isnan(value)) return "";
+  char text[40];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  return {text, end};
+}
+
+std::string join(const std::vector<std::int64_t>& values) {
+  std::string text;
+  for (const auto v : values) text += (text.empty() ? "" : ",") + std::to_string(v);
+  return text;
+}
+
+}  // namespace
+
+std::string duration(double seconds) {
+  const auto s = static_cast<long long>(std::llround(std::max(0.0, seconds)));
+  if (s < 60) return format("%lld s", s);
+  if (s < 3600) return format("%lld:%02lld", s / 60, s % 60);
+  return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+}
+
+void log_run_header(const RunHeader& h) {
+  std::int64_t parameters = 0;
+  for (const auto& p : h.model.parameters(true)) parameters += p.numel();
+  const auto [rows, columns] = h.model.grid();
+  const ModelConfig& m = h.config.model;
+  log::info(format("data: %s, %lld training and %lld %s images of %lldx%lldx%lld, %zu classes",
+                   h.config.data.dataset.c_str(), static_cast<long long>(h.train_images),
+                   static_cast<long long>(h.validation_images), h.held_out ? "held-out" : "test",
+                   static_cast<long long>(h.spec.channels), static_cast<long long>(h.spec.height),
+                   static_cast<long long>(h.spec.width), h.spec.classes.size()));
+  log::info(format("model: %lldx%lld tokens, dim %s, heads %s, depth %s, %lld parameters, backend %s",
+                   static_cast<long long>(rows), static_cast<long long>(columns), join(m.dim).c_str(),
+                   join(m.heads).c_str(), join(m.depth).c_str(), static_cast<long long>(parameters),
+                   m.backend.c_str()));
+  log::info(format("train: %s on %s in %s, %lld epochs of %lld batches of %lld (%lld updates each)",
+                   h.config.optim.name.c_str(), h.device.str().c_str(), h.config.train.precision.c_str(),
+                   static_cast<long long>(h.config.train.epochs), static_cast<long long>(h.batches),
+                   static_cast<long long>(h.config.data.batch_size), static_cast<long long>(h.updates)));
+}
+
+std::string progress_line(const ProgressLine& p) {
+  return format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  lr %.2e  %.0f images/s  ETA %s",
+                static_cast<long long>(p.epoch + 1), static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
+                static_cast<long long>(p.batches), p.loss, 100 * p.top1, p.lr, p.rate, duration(p.seconds_left).c_str());
+}
+
+std::vector<std::string> EpochReport::csv_row() const {
+  return {std::to_string(epoch), std::to_string(step), exact(lr),        exact(train_loss),        exact(train_top1),
+          exact(val_loss),       exact(val_top1),      exact(best_top1), exact(images_per_second), exact(seconds)};
+}
+
+std::vector<std::pair<std::string, double>> EpochReport::scalars() const {
+  std::vector<std::pair<std::string, double>> values = {
+      {"epoch/train_loss", train_loss}, {"epoch/train_top1", train_top1}, {"epoch/images_per_second", images_per_second}};
+  if (!std::isnan(val_top1)) {
+    values.emplace_back("epoch/val_loss", val_loss);
+    values.emplace_back("epoch/val_top1", val_top1);
+  }
+  return values;
+}
+
+std::string EpochReport::line(std::int64_t epochs) const {
+  std::string text = format("epoch %lld/%lld done: train loss %.4f, top1 %.2f %%", static_cast<long long>(epoch),
+                            static_cast<long long>(epochs), train_loss, 100 * train_top1);
+  if (!std::isnan(val_top1)) {
+    text += format("; validation loss %.4f, top1 %.2f %% (best %.2f %%)", val_loss, 100 * val_top1, 100 * best_top1);
+  }
+  return text + format("; %.0f images/s, %s", images_per_second, duration(seconds).c_str());
+}
+
+}  // namespace axial::app

@@ -1,0 +1,234 @@
+#include "app/train/state.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ATen.h>
+
+#include "app/config/load.h"
+#include "app/version.h"
+
+namespace axial::app {
+
+using nlohmann::json;
+
+NamedTensors named_tensors(const torch::nn::Module& module) {
+  NamedTensors result;
+  for (const auto& item : module.named_parameters(true)) result.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers(true)) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+namespace {
+
+NamedTensors parameters_of(const torch::nn::Module& module) {
+  NamedTensors result;
+  for (const auto& item : module.named_parameters(true)) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+AxialClassifier make_model(const Config& config, const ImageSpec& spec, at::Device device) {
+  // Initial weights are drawn on the CPU, so that they do not depend on the device.
+  torch::manual_seed(config.train.seed);
+  AxialClassifier model(classifier_options(config, spec));
+  model->to(device);
+  return model;
+}
+
+}  // namespace
+
+Ema::Ema(double decay, const NamedTensors& model) : decay_(decay) {
+  for (const auto& [name, tensor] : model) tensors_.emplace_back(name, tensor.detach().clone());
+}
+
+void Ema::update(const NamedTensors& model) {
+  at::NoGradGuard no_grad;
+  const double n = static_cast<double>(updates++);
+  const double weight = 1 - std::min(decay_, (1 + n) / (10 + n));
+  std::vector<at::Tensor> averages, values;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    if (tensors_[i].second.is_floating_point()) {
+      averages.push_back(tensors_[i].second);
+      values.push_back(model[i].second.detach());
+    } else {
+      tensors_[i].second.copy_(model[i].second);
+    }
+  }
+  at::_foreach_lerp_(averages, values, at::Scalar(weight));
+}
+
+SwapGuard::SwapGuard(const NamedTensors& model, const NamedTensors& with) : model_(model) {
+  at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    saved_.emplace_back(model[i].first, model[i].second.detach().clone());
+    at::Tensor(model[i].second).copy_(with[i].second);
+  }
+}
+
+SwapGuard::~SwapGuard() {
+  at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < model_.size(); ++i) model_[i].second.copy_(saved_[i].second);
+}
+
+TrainingState::TrainingState(const Config& config, const ImageSpec& spec, at::Device device)
+    : model(make_model(config, spec, device)),
+      tensors(named_tensors(*model)),
+      optimizer(config.optim, parameters_of(*model)),
+      rng(at::tensor({static_cast<std::int64_t>(config.train.seed), std::int64_t{0}}, at::kLong).to(device)),
+      sums(at::zeros({3}, at::TensorOptions(device).dtype(at::kDouble))) {
+  if (config.train.ema_decay > 0) ema = std::make_unique<Ema>(config.train.ema_decay, tensors);
+  if (config.train.precision == "float16") progress.loss_scale = config.train.loss_scale;
+}
+
+namespace {
+
+json progress_json(const Progress& p) {
+  return {{"epoch", p.epoch},
+          {"batch", p.batch},
+          {"updates", p.updates},
+          {"skipped", p.skipped},
+          {"good_in_row", p.good_in_row},
+          {"loss_scale", p.loss_scale},
+          {"best_top1", p.best_top1},
+          {"best_epoch", p.best_epoch},
+          {"train_seconds", p.train_seconds},
+          {"images", p.images},
+          {"last_top1", p.last_top1},
+          {"last_loss", p.last_loss}};
+}
+
+Progress progress_of(const json& j) {
+  Progress p;
+  j.at("epoch").get_to(p.epoch);
+  j.at("batch").get_to(p.batch);
+  j.at("updates").get_to(p.updates);
+  j.at("skipped").get_to(p.skipped);
+  j.at("good_in_row").get_to(p.good_in_row);
+  j.at("loss_scale").get_to(p.loss_scale);
+  j.at("best_top1").get_to(p.best_top1);
+  j.at("best_epoch").get_to(p.best_epoch);
+  j.at("train_seconds").get_to(p.train_seconds);
+  j.at("images").get_to(p.images);
+  j.at("last_top1").get_to(p.last_top1);
+  j.at("last_loss").get_to(p.last_loss);
+  if (p.epoch < 0 || p.batch < 0 || p.updates < 0 || !(p.loss_scale > 0)) throw std::runtime_error("numbers out of range");
+  return p;
+}
+
+void put(SafetensorsFile& file, const std::string& prefix, const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) file.tensors[prefix + name] = tensor.detach().to(at::kCPU).contiguous();
+}
+
+}  // namespace
+
+SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, const ImageSpec& spec) {
+  SafetensorsFile file;
+  put(file, "model.", state.tensors);
+  if (state.ema) put(file, "ema.", state.ema->tensors());
+  put(file, "optimizer.", state.optimizer.state());
+  file.tensors["rng.state"] = state.rng.cpu();
+  file.tensors["metrics.sums"] = state.sums.cpu();
+  auto& m = file.metadata;
+  m["format"] = "pt";  // what other readers of the format look for
+  m["axial.format"] = std::to_string(kCheckpointFormat);
+  m["axial.version"] = kVersion;
+  m["axial.epoch"] = std::to_string(state.progress.epoch);
+  m["axial.step"] = std::to_string(state.progress.updates);
+  m["axial.best_top1"] = json(state.progress.best_top1).dump();
+  m["axial.config"] = to_yaml(config);
+  m["axial.classes"] = json(spec.classes).dump();
+  m["axial.image"] = json{{"channels", spec.channels}, {"height", spec.height}, {"width", spec.width},
+                          {"mean", spec.mean}, {"std", spec.std}}.dump();
+  m["axial.progress"] = progress_json(state.progress).dump();
+  m["axial.ema_updates"] = std::to_string(state.ema ? state.ema->updates : 0);
+  return file;
+}
+
+CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesystem::path& path) {
+  auto text = [&](const std::string& key) -> const std::string& {
+    const auto found = file.metadata.find(key);
+    if (found == file.metadata.end()) {
+      throw CheckpointError(path.string() + ": not a checkpoint of axial train: the metadata has no " + key);
+    }
+    return found->second;
+  };
+  const std::string& format = text("axial.format");
+  if (format != std::to_string(kCheckpointFormat)) {
+    throw CheckpointError(path.string() + ": checkpoint format " + format + ", this axial reads format " +
+                          std::to_string(kCheckpointFormat));
+  }
+  CheckpointInfo info;
+  info.version = text("axial.version");
+  try {
+    info.config = parse_config(text("axial.config"), path.string() + ": configuration");
+    info.spec.classes = json::parse(text("axial.classes")).get<std::vector<std::string>>();
+    const json image = json::parse(text("axial.image"));
+    image.at("channels").get_to(info.spec.channels);
+    image.at("height").get_to(info.spec.height);
+    image.at("width").get_to(info.spec.width);
+    image.at("mean").get_to(info.spec.mean);
+    image.at("std").get_to(info.spec.std);
+    info.progress = progress_of(json::parse(text("axial.progress")));
+    info.ema_updates = json::parse(text("axial.ema_updates")).get<std::int64_t>();
+    const auto channels = static_cast<std::size_t>(info.spec.channels);
+    if (info.spec.classes.empty() || info.spec.channels < 1 || info.spec.height < 1 || info.spec.width < 1 ||
+        info.spec.mean.size() != channels || info.spec.std.size() != channels) {
+      throw std::runtime_error("image description out of range");
+    }
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const ConfigError& e) {
+    throw CheckpointError(e.what());
+  } catch (const std::exception& e) {
+    throw CheckpointError(path.string() + ": the metadata is damaged: " + e.what());
+  }
+  info.has_ema = std::any_of(file.tensors.begin(), file.tensors.end(),
+                             [](const auto& entry) { return entry.first.compare(0, 4, "ema.") == 0; });
+  return info;
+}
+
+void restore(TrainingState& state, const SafetensorsFile& file, const CheckpointInfo& info,
+             const std::filesystem::path& path) {
+  // One call, so that everything is checked before anything changes.
+  NamedTensors targets;
+  auto add = [&](const std::string& prefix, const NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) targets.emplace_back(prefix + name, tensor);
+  };
+  add("model.", state.tensors);
+  if (state.ema) add("ema.", state.ema->tensors());
+  add("optimizer.", state.optimizer.state());
+  targets.emplace_back("rng.state", state.rng);
+  targets.emplace_back("metrics.sums", state.sums);
+  load_into(file, path, "", targets);
+  state.progress = info.progress;
+  if (state.ema) state.ema->updates = info.ema_updates;
+}
+
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return path;
+  for (const char* name : {"best.safetensors", "last.safetensors"}) {
+    const auto candidate = path / "checkpoints" / name;
+    if (std::filesystem::exists(candidate, ignored)) return candidate;
+  }
+  throw CheckpointError(path.string() + ": a folder without checkpoints/best.safetensors or checkpoints/last.safetensors");
+}
+
+LoadedModel load_model(const std::filesystem::path& given, const std::string& device_name,
+                       const std::vector<std::string>& overrides) {
+  const auto path = resolve_checkpoint(given);
+  const SafetensorsFile file = read_safetensors(path);
+  LoadedModel loaded;
+  loaded.info = checkpoint_info(file, path);
+  loaded.info.config = override_config(loaded.info.config, {}, overrides);
+  if (!device_name.empty()) loaded.info.config.train.device = device_name;
+  configure_libtorch(loaded.info.config.train);
+  loaded.device = select_device(loaded.info.config.train.device);
+  loaded.model = AxialClassifier(classifier_options(loaded.info.config, loaded.info.spec));
+  load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
+  loaded.model->to(loaded.device);
+  loaded.model->eval();
+  return loaded;
+}
+
+}  // namespace axial::app

@@ -1,0 +1,107 @@
+// Everything that a run carries from update to update, and its checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "app/checkpoint/safetensors.h"
+#include "app/config/config.h"
+#include "app/train/build.h"
+#include "app/train/optimizer.h"
+#include "model/classifier.h"
+
+namespace axial::app {
+
+// Where a run stands. Epochs and batches count from 0: `epoch` epochs are complete, and `batch` batches of
+// the next one.
+struct Progress {
+  std::int64_t epoch = 0;
+  std::int64_t batch = 0;
+  std::int64_t updates = 0;      // optimiser steps made: what the schedule follows
+  std::int64_t skipped = 0;      // updates left out because a gradient was not finite
+  std::int64_t good_in_row = 0;  // updates since the last change of the loss scale
+  double loss_scale = 1;
+  double best_top1 = -1;         // best validation accuracy so far; -1: none yet
+  std::int64_t best_epoch = 0;
+  double train_seconds = 0;
+  std::int64_t images = 0;       // trained on so far
+  double last_top1 = -1, last_loss = -1;  // of the latest validation
+};
+
+// Parameters and buffers by name, in a fixed order.
+NamedTensors named_tensors(const torch::nn::Module& module);
+
+// An exponential moving average of parameters and buffers (Polyak and Juditsky 1992); the decay warms up as
+// min(decay, (1 + n) / (10 + n)) over its n updates. Integer buffers are copied.
+class Ema {
+ public:
+  Ema(double decay, const NamedTensors& model);
+  void update(const NamedTensors& model);
+  const NamedTensors& tensors() const { return tensors_; }
+  std::int64_t updates = 0;
+
+ private:
+  double decay_;
+  NamedTensors tensors_;
+};
+
+// Puts the values of `with` into `model` for as long as it lives (evaluation of the average).
+class SwapGuard {
+ public:
+  SwapGuard(const NamedTensors& model, const NamedTensors& with);
+  ~SwapGuard();
+  SwapGuard(const SwapGuard&) = delete;
+  SwapGuard& operator=(const SwapGuard&) = delete;
+
+ private:
+  NamedTensors model_, saved_;
+};
+
+struct TrainingState {
+  TrainingState(const Config& config, const ImageSpec& spec, at::Device device);
+
+  AxialClassifier model;
+  NamedTensors tensors;      // of the model: parameters and buffers
+  Optimizer optimizer;
+  std::unique_ptr<Ema> ema;  // null: off
+  at::Tensor rng;            // int64 [2] {seed, offset}, on the device
+  at::Tensor sums;           // float64 [3], on the device, of the epoch so far: loss, correct, samples
+  Progress progress;
+};
+
+inline constexpr std::int64_t kCheckpointFormat = 1;
+
+// A checkpoint's metadata, read and checked.
+struct CheckpointInfo {
+  std::string version;  // of the axial that wrote it
+  Config config;
+  ImageSpec spec;
+  Progress progress;
+  std::int64_t ema_updates = 0;
+  bool has_ema = false;
+};
+
+SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, const ImageSpec& spec);
+// Throws CheckpointError where the metadata is not what to_checkpoint writes.
+CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesystem::path& path);
+// Model, averages, optimiser, random streams and progress; all checked before anything changes.
+void restore(TrainingState& state, const SafetensorsFile& file, const CheckpointInfo& info,
+             const std::filesystem::path& path);
+
+// A model for evaluation: the averaged weights where the checkpoint has them.
+struct LoadedModel {
+  CheckpointInfo info;
+  AxialClassifier model{nullptr};
+  at::Device device = at::kCPU;
+};
+LoadedModel load_model(const std::filesystem::path& checkpoint, const std::string& device_name,
+                       const std::vector<std::string>& overrides);
+
+// A run's folder stands for its best checkpoint (its last one where there is no best yet).
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
+
+}  // namespace axial::app

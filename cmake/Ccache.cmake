@@ -1,0 +1,12 @@
+# ccache where there is one. Precompiled headers need the two sloppiness switches to be cached.
+find_program(AXIAL_CCACHE ccache)
+mark_as_advanced(AXIAL_CCACHE)
+if(AXIAL_CCACHE)
+  set(launcher "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${AXIAL_CCACHE}")
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${launcher}")
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER "${launcher}")
+  endif()
+endif()

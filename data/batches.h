@@ -1,0 +1,62 @@
+// Batches: which samples, in which order, and what augmentation does to their pixels. Everything random
+// is a function of (seed, epoch, sample), never of thread, process or history, so that a resumed run and
+// any number of processes see the same pixels.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "data/dataset.h"
+
+namespace axial::data {
+
+struct AugmentOptions {
+  std::int64_t pad_crop = 0;  // pixels of zero padding on each side before a random crop to the old size
+  bool flip = false;          // horizontal, probability 1/2
+  double erase = 0;           // probability of erasing one rectangle (Zhong et al. 2017)
+  double erase_min_area = 0.02, erase_max_area = 0.33;  // of the image; aspect ratio in [0.3, 3.3]
+  bool any() const { return pad_crop > 0 || flip || erase > 0; }
+};
+
+struct BatchOptions {
+  std::int64_t batch_size = 128;
+  bool shuffle = true;
+  bool drop_last = true;  // a last batch smaller than batch_size is left out
+  std::uint64_t seed = 0;
+  AugmentOptions augment;
+  std::vector<double> mean, std;  // per channel, both empty: the set's own; pixel p becomes (p/255 - mean) / std
+};
+
+struct Batch {
+  at::Tensor images;  // [n, channels, H, W] normalised, in the type asked for, on the set's device
+  at::Tensor labels;  // int64 [n]
+  at::Tensor index;   // int64 [n] positions in the data set (CPU)
+};
+
+// A permutation of [0, size), int64 on the CPU, from (seed, epoch) alone.
+at::Tensor epoch_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+class Batches {
+ public:
+  // The set is moved to `device` once. Throws DataError where no batch comes out (10 images, batch 32,
+  // drop_last), naming both numbers.
+  Batches(const Dataset& set, BatchOptions options, at::Device device, at::ScalarType dtype);
+
+  std::int64_t per_epoch() const;                     // batches in an epoch
+  std::int64_t samples() const;                       // samples in an epoch (after drop_last)
+  Batch get(std::int64_t epoch, std::int64_t index);  // batch `index` of epoch `epoch`, both from 0
+
+ private:
+  std::string name_;
+  at::Tensor images_, labels_;  // the whole set, on its device
+  BatchOptions options_;
+  at::Tensor table_;  // normalised value of every byte, [channels, 256]
+  std::int64_t size_ = 0;
+  std::int64_t order_epoch_ = -1;  // the epoch that order_ belongs to
+  at::Tensor order_;               // int64 [N], CPU
+};
+
+}  // namespace axial::data

@@ -1,0 +1,54 @@
+// From a problem to a launch, on the host. The launchers of each policy are compiled in a file of their own
+// (attention_bf16.cu and so on), so that the kernels build in parallel.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/shapes.cuh"
+#include "kernels/kernels.h"
+
+namespace axial::kernels::cuda {
+
+inline constexpr std::int64_t kMaxBlocks = (std::int64_t{1} << 31) - 1;  // of grid x; y and z end at 65 535
+
+// kDevice with the runtime's own words; `what` was being done.
+inline Status check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());  // reported here, so it is not pending any more
+  return failure(Code::kDevice, "%s: %s", what, cudaGetErrorString(error));
+}
+
+// Opt-in to shared memory is per kernel and device, and the caller may change devices: asked for every time.
+template <class Parameters>
+Status launch(void (*kernel)(Parameters), const Parameters& parameters, std::int64_t blocks, int threads,
+              std::size_t shared, cudaStream_t stream, const char* what) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  if (shared > (48 << 10)) {
+    const Status status = check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     static_cast<int>(shared)), what);
+    if (!status.ok()) return status;
+  }
+  void* arguments[] = {const_cast<Parameters*>(&parameters)};
+  return check(cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
+                                arguments, shared, stream), what);
+}
+
+// How a backward is spread over blocks. It depends on the problem alone, never on the device, so that sums
+// over lines (d_bias) have one order.
+struct BackwardPlan {
+  int block_warps = 0;
+  int warps = 0;                // of a unit
+  int tiles = 0;                // row tiles of a unit
+  int split = 1;                // blocks that share a set of units
+  std::int64_t sets = 0;        // sets of units, a set being one block's teams
+  std::int64_t set_blocks = 0;  // blocks / split
+  std::int64_t slots = 0;       // with d_bias: teams that keep a head; slabs = slots * split
+};
+
+// One policy's launchers; defined in launch.cuh. They fill in what depends on the instantiation.
+template <class E>
+Status launch_forward(ForwardProblem problem, cudaStream_t stream);
+template <class E>
+Status launch_backward(BackwardProblem problem, const BackwardPlan& plan, cudaStream_t stream);
+
+}  // namespace axial::kernels::cuda

@@ -1,0 +1,30 @@
+// The CUDA side of a build without CUDA.
+#include "kernels/kernels.h"
+
+namespace axial::kernels::cuda {
+
+namespace {
+
+Status unavailable() { return failure(Code::kUnsupported, "built without CUDA"); }
+
+}  // namespace
+
+bool built() { return false; }
+
+const char* architectures() { return ""; }
+
+Status usable() { return unavailable(); }
+
+Status attention_forward(const AttentionProblem&, const AttentionOutput&, CUstream_st*) { return unavailable(); }
+
+std::size_t attention_backward_workspace(const AttentionProblem&, const AttentionGradients&) { return 0; }
+
+Status attention_backward(const AttentionProblem&, const AttentionGradients&, void*, std::size_t, CUstream_st*) {
+  return unavailable();
+}
+
+Status dropout_mask(const Lines&, std::int64_t, const Dropout&, std::uint8_t*, CUstream_st*) { return unavailable(); }
+
+Status choose(const AttentionProblem&, KernelChoice*) { return unavailable(); }
+
+}  // namespace axial::kernels::cuda

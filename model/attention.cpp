@@ -1,0 +1,83 @@
+#include "model/attention.h"
+
+#include <string>
+
+#include "kernels/kernels.h"
+#include "model/bridge.h"
+#include "model/dropout.h"
+#include "model/init.h"
+#include "model/reference.h"
+
+namespace axial {
+namespace {
+
+void check_options(const AxialAttentionOptions& o) {
+  TORCH_CHECK(o.dim > 0, "axial attention: dim must be positive, is ", o.dim);
+  TORCH_CHECK(o.heads > 0 && o.dim % o.heads == 0, "axial attention: heads (", o.heads, ") must divide dim (", o.dim,
+              ")");
+  TORCH_CHECK(o.dim / o.heads <= kernels::kMaxHeadDim, "axial attention: dim / heads is ", o.dim / o.heads,
+              ", the limit is ", kernels::kMaxHeadDim);
+  TORCH_CHECK(o.dropout >= 0 && o.dropout < 1, "axial attention: dropout must be in [0, 1), is ", o.dropout);
+  TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
+  TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
+  TORCH_CHECK(!o.relative_bias || (o.height > 0 && o.width > 0),
+              "axial attention: relative_bias needs height and width, which are ", o.height, " and ", o.width);
+}
+
+}  // namespace
+
+AxialAttentionImpl::AxialAttentionImpl(AxialAttentionOptions options) : options_(std::move(options)) {
+  check_options(options_);
+  const std::int64_t dim = options_.dim;
+  const auto norm = [&](const char* name) {
+    return register_module(name, torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim}).eps(options_.eps)));
+  };
+  const auto linear = [&](const char* name, std::int64_t out, bool bias) {
+    return register_module(name, make_linear(dim, out, bias));
+  };
+  row_norm_ = norm("row_norm");
+  row_qkv_ = linear("row_qkv", 3 * dim, false);
+  row_out_ = linear("row_out", dim, true);
+  col_norm_ = norm("col_norm");
+  col_qkv_ = linear("col_qkv", 3 * dim, false);
+  col_out_ = linear("col_out", dim, true);
+  if (options_.relative_bias) {
+    row_bias_ = register_parameter("row_bias", torch::zeros({options_.heads, 2 * options_.width - 1}));
+    col_bias_ = register_parameter("col_bias", torch::zeros({options_.heads, 2 * options_.height - 1}));
+  }
+}
+
+PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
+  if (axis == Axis::kRow) {
+    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight, row_out_->bias, row_bias_};
+  }
+  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_};
+}
+
+torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
+  const std::uint64_t offset = axis == Axis::kRow ? 0 : 1;
+  PassOptions pass;
+  pass.axis = axis;
+  pass.heads = options_.heads;
+  pass.eps = options_.eps;
+  pass.dropout = options_.dropout;
+  pass.stream = options_.stream + offset;
+  pass.random = random;
+  pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,
+                                   accumulate_type(x.scalar_type()));
+  return options_.backend == Backend::kFused ? axial_pass(x, parameters_of(axis), pass)
+                                             : reference_pass(x, parameters_of(axis), pass);
+}
+
+torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
+  TORCH_CHECK(x.dim() == 4 && x.size(3) == options_.dim, "axial attention: expected x [B, H, W, ", options_.dim,
+              "], got ", x.sizes());
+  TORCH_CHECK(!options_.relative_bias || (x.size(1) == options_.height && x.size(2) == options_.width),
+              "axial attention: relative_bias was built for ", options_.height, " x ", options_.width,
+              " tokens, got x ", x.sizes());
+  const RandomState drawn = is_training() ? random : RandomState{};
+  const Axis second = options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow;
+  return pass(pass(x, options_.first, drawn), second, drawn);
+}
+
+}  // namespace axial

@@ -1,0 +1,36 @@
+// One axial attention layer: a row pass and then a column pass (or the other way round) on x[B, H, W, D].
+#pragma once
+
+#include <torch/nn.h>
+
+#include "model/options.h"
+#include "model/pass.h"
+#include "model/random.h"
+
+namespace axial {
+
+// Parameters: row_norm.{weight,bias} [D], row_qkv.weight [3D, D], row_out.weight [D, D], row_out.bias [D],
+// col_* likewise; with relative_bias also row_bias [h, 2W-1] and col_bias [h, 2H-1].
+class AxialAttentionImpl : public torch::nn::Module {
+ public:
+  explicit AxialAttentionImpl(AxialAttentionOptions options);
+
+  // x [B, H, W, D], any strides -> the same shape and type, contiguous. `random` is used in training
+  // mode only.
+  torch::Tensor forward(const torch::Tensor& x, const RandomState& random = {});
+
+  const AxialAttentionOptions& options() const { return options_; }
+  // The parameters of one pass, as the Functions take them.
+  PassParameters parameters_of(Axis axis) const;
+
+ private:
+  torch::Tensor pass(const torch::Tensor& x, Axis axis, const RandomState& random);
+
+  AxialAttentionOptions options_;
+  torch::nn::LayerNorm row_norm_{nullptr}, col_norm_{nullptr};
+  torch::nn::Linear row_qkv_{nullptr}, row_out_{nullptr}, col_qkv_{nullptr}, col_out_{nullptr};
+  torch::Tensor row_bias_, col_bias_;
+};
+TORCH_MODULE(AxialAttention);
+
+}  // namespace axial

@@ -1,0 +1,299 @@
+#include "model/pass.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "model/bridge.h"
+#include "model/launch.h"
+
+namespace axial {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Which implementation a pass takes. A fully fused kernel is one more value here, one more line in
+// pass_kernel and one more branch in PassFunction; `axial info` follows by describe_pass.
+enum class PassKernel { kComposed };
+
+PassKernel pass_kernel(std::int64_t /*length*/, std::int64_t /*dim*/, std::int64_t /*heads*/, at::ScalarType /*type*/,
+                       at::Device /*device*/) {
+  return PassKernel::kComposed;
+}
+
+struct Normalised {
+  at::Tensor x_hat;       // [T, D], type of x
+  at::Tensor mean, rstd;  // [T, 1], accumulate type
+};
+
+// x_hat = (x - mean) / sqrt(var + eps) without the affine part, which is folded into the projection:
+// W' = W_qkv diag(gamma), b' = W_qkv beta. Statistics in the accumulate type; libtorch's CPU code would round
+// them to 16 bits, so it is given float32.
+Normalised normalise(const at::Tensor& x, double eps) {  // x [T, D]
+  const auto sums = accumulate_type(x.scalar_type());
+  const at::Tensor wide = x.is_cuda() ? x : x.to(sums);
+  auto [x_hat, mean, rstd] = at::native_layer_norm(wide, {x.size(1)}, {}, {}, eps);
+  return {x_hat.to(x.scalar_type()), mean, rstd};
+}
+
+// d x_hat [T, D] -> dx [T, D]: rstd (g - mean(g) - x_hat mean(g x_hat)).
+at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n) {
+  const auto sums = accumulate_type(x.scalar_type());
+  const bool cuda = x.is_cuda();
+  const at::Tensor dx =
+      std::get<0>(at::native_layer_norm_backward(cuda ? d_x_hat : d_x_hat.to(sums), cuda ? x : x.to(sums),
+                                                 {x.size(1)}, n.mean, n.rstd, {}, {}, {true, false, false}));
+  return dx.to(x.scalar_type());
+}
+
+// a^T b over the tokens, a[T, M], b[T, N] -> [M, N] in the accumulate type and with its sums.
+at::Tensor token_product(const at::Tensor& a, const at::Tensor& b) {
+  const auto sums = accumulate_type(a.scalar_type());
+  if (a.size(0) == 0) return at::zeros({a.size(1), b.size(1)}, a.options().dtype(sums));
+  if (a.scalar_type() == sums) return at::mm(a.t(), b);
+  if (a.is_cuda()) return at::mm(a.t(), b, sums);
+  return at::mm(a.t().to(sums), b.to(sums));
+}
+
+at::Tensor token_sum(const at::Tensor& a) {  // [T, M] -> [M]
+  return at::sum(a, at::IntArrayRef{0}, /*keepdim=*/false, accumulate_type(a.scalar_type()));
+}
+
+// The projection with the norm's affine part folded in, and what its gradients need.
+struct Folded {
+  at::Tensor weight;  // W' = W_qkv diag(gamma), [3D, D], type of x
+  at::Tensor bias;    // b' = W_qkv beta, [3D], type of x
+};
+
+at::Tensor fold_weight(const at::Tensor& qkv_weight, const at::Tensor& norm_weight, at::ScalarType type) {
+  const auto sums = accumulate_type(type);
+  return (qkv_weight.to(sums) * norm_weight.to(sums)).to(type);
+}
+
+at::Tensor fold_bias(const at::Tensor& qkv_weight, const at::Tensor& norm_bias, at::ScalarType type) {
+  const auto sums = accumulate_type(type);
+  return at::mv(qkv_weight.to(sums), norm_bias.to(sums)).to(type);
+}
+
+// qkv [T, 3D] -> the views q, k, v [B, H, W, h, d]; heads are contiguous within each third.
+at::Tensor third(const at::Tensor& qkv, at::IntArrayRef image, std::int64_t heads, int which) {
+  const std::int64_t dim = image[3];
+  return qkv.view({image[0], image[1], image[2], 3, heads, dim / heads}).select(3, which);
+}
+
+CoreInputs core_inputs(const at::Tensor& qkv, const at::Tensor& bias, at::IntArrayRef image, std::int64_t heads) {
+  return {third(qkv, image, heads, 0), third(qkv, image, heads, 1), third(qkv, image, heads, 2), bias};
+}
+
+// du = s_b * dy, token by token; s_b keeps its float32 value beside 16-bit dy.
+at::Tensor scale_samples(const at::Tensor& t, const at::Tensor& scale) {  // t [T, D], scale [B]
+  if (!scale.defined() || t.numel() == 0) return t;
+  return (t.view({scale.size(0), -1}) * scale.unsqueeze(1)).to(t.scalar_type()).view(t.sizes());
+}
+
+class PassFunction : public torch::autograd::Function<PassFunction> {
+ public:
+  enum Input { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias };
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
+                            const at::Tensor& norm_bias, const at::Tensor& qkv_weight, const at::Tensor& out_weight,
+                            const at::Tensor& out_bias, const std::optional<at::Tensor>& bias,
+                            const PassOptions& options, bool save) {
+    const c10::OptionalDeviceGuard guard(x_any.device());
+    const auto type = x_any.scalar_type();
+    const std::int64_t dim = x_any.size(3), heads = options.heads;
+    const at::Tensor x = x_any.contiguous();      // [B, H, W, D]
+    const at::Tensor tokens = x.view({-1, dim});  // [T, D]
+
+    const at::Tensor qkv = at::addmm(fold_bias(qkv_weight, norm_bias, type), normalise(tokens, options.eps).x_hat,
+                                     fold_weight(qkv_weight, norm_weight, type).t());  // [T, 3D]
+    at::Tensor core_bias;                                                              // [h, 2L-1]
+    if (bias) core_bias = bias->to(accumulate_type(type)).contiguous();
+    const CoreInputs inputs = core_inputs(qkv, core_bias, x.sizes(), heads);
+    const CoreOptions core = core_options(options.axis, options.dropout, options.stream, options.random);
+    const CoreStatistics statistics = save ? empty_statistics(inputs.q, options.axis) : CoreStatistics{};
+    const at::Tensor o = at::empty_like(tokens);  // [T, D]
+    core_forward(inputs, core, o.view({x.size(0), x.size(1), x.size(2), heads, dim / heads}), statistics);
+
+    // The branch first and then the residual: one rounding at the size of y, as the sum itself has.
+    at::Tensor y = at::addmm(out_bias.to(type), o, out_weight.to(type).t());  // [T, D]
+    if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
+    y.add_(tokens);
+
+    if (save) {
+      ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, core_bias, qkv, o,
+                              statistics.row_max, statistics.row_sum, options.random.rng, options.sample_scale});
+      ctx->saved_data["column"] = options.axis == Axis::kColumn;
+      ctx->saved_data["heads"] = heads;
+      ctx->saved_data["eps"] = options.eps;
+      ctx->saved_data["dropout"] = options.dropout;
+      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
+      ctx->saved_data["first_sample"] = options.random.first_sample;
+      ctx->saved_data["out_bias_type"] = out_bias.scalar_type();
+      if (bias) ctx->saved_data["bias_type"] = bias->scalar_type();
+    }
+    return y.view(x.sizes());
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list incoming) {
+    const bool create_graph = at::GradMode::is_enabled();
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &qkv_weight = saved[3],
+                     &out_weight = saved[4], &core_bias = saved[5], &qkv = saved[6], &o = saved[7], &rng = saved[10],
+                     &sample_scale = saved[11];
+    const c10::OptionalDeviceGuard guard(x.device());
+    const auto type = x.scalar_type();
+    const auto sums = accumulate_type(type);
+    const std::int64_t dim = x.size(3), heads = ctx->saved_data["heads"].toInt();
+    const auto wanted = [&](Input input) { return ctx->needs_input_grad(input); };
+    const at::Tensor tokens = x.view({-1, dim});                     // [T, D]
+    const at::Tensor dy = incoming[0].contiguous().view({-1, dim});  // [T, D]
+    const at::Tensor du = scale_samples(dy, sample_scale);           // [T, D]
+
+    variable_list g(9);  // one for each argument of forward
+    if (wanted(kOutBias)) g[kOutBias] = token_sum(du).to(ctx->saved_data["out_bias_type"].toScalarType());
+    if (wanted(kOutWeight)) g[kOutWeight] = token_product(du, o).to(out_weight.scalar_type());
+
+    const bool norm = wanted(kNormWeight) || wanted(kNormBias) || wanted(kQkvWeight);
+    const bool through_qkv = wanted(kX) || norm;
+    const bool through_bias = core_bias.defined() && wanted(kBias);
+    if (through_qkv || through_bias) {
+      const at::Tensor d_o = at::mm(du, out_weight.to(type));  // [T, D]
+      const std::vector<std::int64_t> by_head{x.size(0), x.size(1), x.size(2), heads, dim / heads};
+      const CoreInputs inputs = core_inputs(qkv, core_bias, x.sizes(), heads);
+      const CoreOptions core = core_options(ctx->saved_data["column"].toBool() ? Axis::kColumn : Axis::kRow,
+                                            ctx->saved_data["dropout"].toDouble(),
+                                            static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt()),
+                                            {rng, ctx->saved_data["first_sample"].toInt()});
+      at::Tensor d_qkv;  // [T, 3D]
+      CoreGradients gradients;
+      if (through_qkv) {
+        d_qkv = at::empty_like(qkv);
+        gradients = {third(d_qkv, x.sizes(), heads, 0),
+                     third(d_qkv, x.sizes(), heads, 1),
+                     third(d_qkv, x.sizes(), heads, 2),
+                     {}};
+      }
+      if (through_bias) gradients.d_bias = at::empty_like(core_bias);
+      core_backward(inputs, core, o.view(by_head), d_o.view(by_head), {saved[8], saved[9]}, gradients);
+      if (through_bias) g[kBias] = gradients.d_bias.to(ctx->saved_data["bias_type"].toScalarType());
+
+      if (through_qkv) {
+        const Normalised n = normalise(tokens, ctx->saved_data["eps"].toDouble());  // again: cheaper than kept
+        if (norm) {
+          const at::Tensor w = qkv_weight.to(sums);         // [3D, D]
+          const at::Tensor column_sums = token_sum(d_qkv);  // db' [3D]
+          if (wanted(kNormWeight) || wanted(kQkvWeight)) {
+            const at::Tensor d_folded = token_product(d_qkv, n.x_hat);  // dW' [3D, D]
+            if (wanted(kNormWeight)) g[kNormWeight] = (d_folded * w).sum(0).to(norm_weight.scalar_type());
+            if (wanted(kQkvWeight)) {
+              g[kQkvWeight] = at::addr(d_folded * norm_weight.to(sums), column_sums, norm_bias.to(sums))
+                                  .to(qkv_weight.scalar_type());
+            }
+          }
+          if (wanted(kNormBias)) g[kNormBias] = at::mv(w.t(), column_sums).to(norm_bias.scalar_type());
+        }
+        if (wanted(kX)) {
+          const at::Tensor d_x_hat = at::mm(d_qkv, fold_weight(qkv_weight, norm_weight, type));  // [T, D]
+          g[kX] = normalise_backward(d_x_hat, tokens, n).add_(dy).view(x.sizes());
+        }
+      }
+    }
+    return differentiable_once(std::move(g), "axial_pass", create_graph);
+  }
+
+ private:
+  static CoreOptions core_options(Axis axis, double dropout, std::uint64_t stream, RandomState random) {
+    CoreOptions core;
+    core.axis = axis;
+    core.dropout = dropout;
+    core.stream = stream;
+    core.random = std::move(random);
+    return core;
+  }
+};
+
+}  // namespace
+
+void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
+  TORCH_CHECK(x.defined() && x.dim() == 4, "axial pass: expected x [B, H, W, D], got ",
+              x.defined() ? x.sizes() : at::IntArrayRef());
+  kernel_type(x.scalar_type());
+  const std::int64_t dim = x.size(3), heads = options.heads;
+  TORCH_CHECK(heads > 0 && dim > 0 && dim % heads == 0, "axial pass: heads (", heads, ") must divide D (", dim, ")");
+  TORCH_CHECK(dim / heads <= kernels::kMaxHeadDim, "axial pass: head dimension ", dim / heads, ", the limit is ",
+              kernels::kMaxHeadDim);
+  const auto check = [&](const char* name, const at::Tensor& t, at::IntArrayRef shape) {
+    TORCH_CHECK(t.defined() && t.sizes() == shape && at::isFloatingType(t.scalar_type()) && t.device() == x.device(),
+                "axial pass: expected ", name, " ", shape, " on ", x.device(), ", got ",
+                t.defined() ? t.sizes() : at::IntArrayRef(), t.defined() ? " on " + t.device().str() : "");
+  };
+  check("norm_weight", p.norm_weight, {dim});
+  check("norm_bias", p.norm_bias, {dim});
+  check("qkv_weight", p.qkv_weight, {3 * dim, dim});
+  check("out_weight", p.out_weight, {dim, dim});
+  check("out_bias", p.out_bias, {dim});
+  const std::int64_t length = x.size(options.axis == Axis::kRow ? 2 : 1);
+  if (p.bias.defined()) check("bias", p.bias, {heads, std::max<std::int64_t>(2 * length - 1, 0)});
+  TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "axial pass: dropout must be in [0, 1), is ",
+              options.dropout);
+  const at::Tensor& rng = options.random.rng;
+  TORCH_CHECK(!rng.defined() || rng.device() == x.device(), "axial pass: the random state is on ", rng.device(),
+              ", x on ", x.device());
+  const at::Tensor& scale = options.sample_scale;
+  if (scale.defined()) {
+    check("sample_scale", scale, {x.size(0)});
+    TORCH_CHECK(!scale.requires_grad(), "axial pass: sample_scale is a constant, no gradient is computed for it");
+  }
+}
+
+at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
+  check_pass(x, p, options);
+  bool save = false;
+  for (const at::Tensor* t : {&x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias}) {
+    save = save || (t->defined() && t->requires_grad());
+  }
+  save = save && at::GradMode::is_enabled();
+  const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
+  const std::int64_t length = x.size(options.axis == Axis::kRow ? 2 : 1);
+  switch (pass_kernel(length, x.size(3), options.heads, x.scalar_type(), x.device())) {
+    case PassKernel::kComposed:
+      return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,
+                                 save);
+  }
+  TORCH_CHECK(false, "axial pass: no kernel for x ", x.sizes());
+}
+
+std::string describe_pass(std::int64_t batch, std::int64_t height, std::int64_t width, std::int64_t dim,
+                          std::int64_t heads, at::ScalarType type, at::Device device) {
+  TORCH_CHECK(heads > 0 && dim % heads == 0, "describe_pass: heads (", heads, ") must divide D (", dim, ")");
+  const c10::OptionalDeviceGuard guard(device);
+  const std::int64_t d = dim / heads;
+  kernels::AttentionProblem problem;
+  problem.lines = lines_of(batch, height, width, Axis::kRow);
+  problem.heads = heads;
+  problem.head_dim = d;
+  problem.dtype = kernel_type(type);
+  problem.math = math_mode(type, device);
+  // The views of a pass on its buffer [B, H, W, 3, h, d]; nothing is read through them.
+  alignas(16) static const char never_read[16] = {};
+  kernels::ConstView view;
+  view.data = never_read;
+  view.outer_stride[0] = height * width * 3 * dim;
+  view.outer_stride[1] = width * 3 * dim;
+  view.token_stride = 3 * dim;
+  view.head_stride = d;
+  problem.q = problem.k = problem.v = view;
+  kernels::KernelChoice choice;
+  check_status(device.is_cuda() ? kernels::cuda::choose(problem, &choice) : kernels::cpu::choose(problem, &choice),
+               "describe_pass");
+  switch (pass_kernel(width, dim, heads, type, device)) {
+    case PassKernel::kComposed:
+      return std::string("composed: ") + (device.is_cuda() ? "cuBLAS" : "ATen") + " + " + choice.forward + " / " +
+             choice.backward;
+  }
+  return {};
+}
+
+}  // namespace axial

@@ -1,0 +1,47 @@
+// The axial pass as an autograd Function with a hand-written backward:
+//   y = x + s_b * (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "model/options.h"
+#include "model/random.h"
+
+namespace axial {
+
+// Any floating type, each cast to the type of x where it is used; gradients come out in the
+// parameter's own type, summed in float32 (float64 for float64).
+struct PassParameters {
+  at::Tensor norm_weight;  // [D]
+  at::Tensor norm_bias;    // [D]
+  at::Tensor qkv_weight;   // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
+  at::Tensor out_weight;   // [D, D]
+  at::Tensor out_bias;     // [D]
+  at::Tensor bias;         // [h, 2L-1], relative position bias; undefined: none
+};
+
+struct PassOptions {
+  Axis axis = Axis::kRow;
+  std::int64_t heads = 1;
+  double eps = 1e-5;
+  double dropout = 0;        // on the probabilities, [0, 1)
+  std::uint64_t stream = 0;  // of the dropout mask
+  RandomState random;        // random.rng is kept for the backward: see axial_attention_core
+  at::Tensor sample_scale;   // s_b[B] of the accumulate type, a constant; undefined: 1
+};
+
+// y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.
+at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
+                      const PassParameters& parameters, const PassOptions& options);
+
+// The checks that every backend makes: shapes, types, devices.
+void check_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options);
+
+// Which code runs a pass of that shape, for `axial info` and the benchmark's table, e.g.
+// "composed: cuBLAS + <core forward> / <core backward>".
+std::string describe_pass(std::int64_t batch, std::int64_t height, std::int64_t width, std::int64_t dim,
+                          std::int64_t heads, at::ScalarType type, at::Device device);
+
+}  // namespace axial

@@ -1,0 +1,70 @@
+#include "model/reference.h"
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "model/bridge.h"
+#include "model/dropout.h"
+
+namespace axial {
+namespace {
+
+// t[B, H, W, h, d] -> [B, N, h, L, d], N lines a sample: rows N = H, columns N = W.
+at::Tensor to_lines(const at::Tensor& t, Axis axis) {
+  return axis == Axis::kRow ? t.permute({0, 1, 3, 2, 4}) : t.permute({0, 2, 3, 1, 4});
+}
+
+}  // namespace
+
+at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const at::Tensor& bias, const CoreOptions& options) {
+  const kernels::Lines lines = lines_of(q.size(0), q.size(1), q.size(2), options.axis);
+  const std::int64_t heads = q.size(3), length = lines.length;
+  const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(4)));
+
+  at::Tensor scores = at::matmul(to_lines(q, options.axis), to_lines(k, options.axis).transpose(-1, -2)) * scale;
+  if (bias.defined()) {  // scores[..., h, i, j] += bias[h, i - j + L - 1]
+    const at::Tensor token = at::arange(length, at::dtype(at::kLong).device(q.device()));
+    const at::Tensor index = (token.unsqueeze(1) - token + (length - 1)).flatten();  // [L * L]
+    scores = scores + bias.to(q.scalar_type()).index_select(1, index).view({heads, length, length});
+  }
+  if (options.causal) {
+    const at::Tensor future = at::ones({length, length}, at::dtype(at::kBool).device(q.device())).triu(1);
+    scores = scores.masked_fill(future, -INFINITY);
+  }
+  at::Tensor p = at::softmax(scores, -1);  // [B, N, h, L, L]
+  if (draws(options.dropout, options.random)) {
+    const at::Tensor keep =
+        dropout_mask(lines, heads, options.dropout, options.random, options.stream, lines_per_sample(lines));
+    p = p * keep.view({q.size(0), lines.outer[1], heads, length, length}) *
+        kernels::dropout_rate(options.dropout).scale;
+  }
+  const at::Tensor o = at::matmul(p, to_lines(v, options.axis));  // [B, N, h, L, d]
+  return options.axis == Axis::kRow ? o.permute({0, 1, 3, 2, 4}) : o.permute({0, 3, 1, 2, 4});
+}
+
+at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
+  check_pass(x, parameters, options);
+  const std::int64_t dim = x.size(3), heads = options.heads;
+  const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
+
+  const at::Tensor z =
+      at::layer_norm(x, {dim}, cast(parameters.norm_weight), cast(parameters.norm_bias), options.eps);
+  const at::Tensor qkv = at::linear(z, cast(parameters.qkv_weight))                  // [B, H, W, 3D]
+                             .unflatten(3, at::IntArrayRef{3, heads, dim / heads});  // [B, H, W, 3, h, d]
+  CoreOptions core;
+  core.axis = options.axis;
+  core.dropout = options.dropout;
+  core.stream = options.stream;
+  core.random = options.random;
+  const at::Tensor o =
+      reference_attention_core(qkv.select(3, 0), qkv.select(3, 1), qkv.select(3, 2), parameters.bias, core);
+  at::Tensor u = at::linear(o.flatten(3), cast(parameters.out_weight), cast(parameters.out_bias));  // [B, H, W, D]
+  if (options.sample_scale.defined()) {
+    u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(x.scalar_type());
+  }
+  return x + u;
+}
+
+}  // namespace axial

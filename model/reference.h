@@ -1,0 +1,21 @@
+// The `reference` backend: the pass in plain ATen operators with libtorch's autograd. Selectable by
+// option like the fused one, so that any run, test or benchmark can hold one against the other.
+#pragma once
+
+#include "model/core.h"
+#include "model/pass.h"
+
+namespace axial {
+
+// Same contract as axial_attention_core (model/core.h), any order of derivatives.
+at::Tensor reference_attention_core(const at::Tensor& q,     // [B, H, W, h, d], any strides
+                                    const at::Tensor& k,     // [B, H, W, h, d]
+                                    const at::Tensor& v,     // [B, H, W, h, d]
+                                    const at::Tensor& bias,  // [h, 2L-1] or undefined
+                                    const CoreOptions& options);
+
+// Same contract as axial_pass (model/pass.h), any order of derivatives.
+at::Tensor reference_pass(const at::Tensor& x,  // [B, H, W, D]
+                          const PassParameters& parameters, const PassOptions& options);
+
+}  // namespace axial

@@ -1,0 +1,141 @@
+#include "model/stem.h"
+
+#include <string>
+
+#include "model/init.h"
+
+namespace axial {
+namespace {
+
+torch::Tensor activate(const torch::Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::kRelu:
+      return torch::relu(x);
+    case Activation::kGelu:
+      return torch::gelu(x);
+    case Activation::kNone:
+      return x;
+  }
+  TORCH_CHECK(false, "stem: unknown activation ", static_cast<int>(activation));
+}
+
+// images[B, C, H, W] in channels-last order, in which pooling and convolutions are several times faster on the CPU
+// and the tokens [B, H', W', D] of the last convolution come out contiguous. One channel is both orders at once;
+// strides that say channels last keep libtorch from taking it for the other one.
+torch::Tensor channels_last(const torch::Tensor& images) {
+  const torch::Tensor x = images.contiguous(torch::MemoryFormat::ChannelsLast);
+  const std::int64_t channels = x.size(1), width = x.size(3);
+  return x.as_strided(x.sizes(), {x.size(2) * width * channels, 1, width * channels, channels});
+}
+
+// Batch normalisation of x[B, C, H, W] whose parameters and running statistics stay in their own type.
+// libtorch mixes 16-bit x with float32 parameters by itself; float64 beside float32 goes through copies.
+torch::Tensor batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& norm) {
+  const auto type = x.scalar_type() == torch::kDouble ? torch::kDouble : norm.running_mean.scalar_type();
+  torch::Tensor mean = norm.running_mean.to(type), var = norm.running_var.to(type);
+  const bool training = norm.is_training();
+  const torch::Tensor y = torch::batch_norm(x, norm.weight.to(type), norm.bias.to(type), mean, var, training,
+                                            norm.options.momentum().value(), norm.options.eps(),
+                                            /*cudnn_enabled=*/true);
+  if (training) {
+    const torch::NoGradGuard no_grad;
+    norm.num_batches_tracked += 1;
+    if (type != norm.running_mean.scalar_type()) {
+      norm.running_mean.copy_(mean);
+      norm.running_var.copy_(var);
+    }
+  }
+  return y;
+}
+
+}  // namespace
+
+ImageStemImpl::ImageStemImpl(const AxialClassifierOptions& options)
+    : kind_(options.stem),
+      activation_(options.stem_activation),
+      height_(options.image_height),
+      width_(options.image_width) {
+  TORCH_CHECK(options.channels > 0 && height_ > 0 && width_ > 0, "stem: images must be at least 1 x 1 x 1, are ",
+              options.channels, " x ", height_, " x ", width_);
+  std::int64_t in = options.channels;
+  const auto add = [&](std::int64_t out, std::int64_t kernel, std::int64_t stride, std::int64_t padding, bool norm) {
+    TORCH_CHECK(out > 0, "stem: a convolution needs at least one channel, got ", out);
+    const std::string number = std::to_string(convs_.size());
+    // A bias before batch normalisation would have no effect.
+    convs_.push_back(register_module("conv" + number, make_conv(in, out, kernel, stride, padding, !norm)));
+    if (norm) norms_.push_back(register_module("norm" + number, torch::nn::BatchNorm2d(out)));
+    in = out;
+  };
+  const bool norm = options.stem_norm == StemNorm::kBatch;
+  if (kind_ == Stem::kPatch) {
+    const std::int64_t p = options.patch_size;
+    TORCH_CHECK(p > 0, "stem: patch_size must be positive, is ", p);
+    pad_bottom_ = (p - height_ % p) % p;
+    pad_right_ = (p - width_ % p) % p;
+    height_ = (height_ + pad_bottom_) / p;
+    width_ = (width_ + pad_right_) / p;
+    add(options.dim.at(0), p, p, 0, false);
+    return;
+  }
+  TORCH_CHECK(options.stem_stride > 0, "stem: stem_stride must be positive, is ", options.stem_stride);
+  const auto shrink = [&](std::int64_t stride) {  // 3 x 3 with padding 1
+    height_ = (height_ - 1) / stride + 1;
+    width_ = (width_ - 1) / stride + 1;
+  };
+  for (const std::int64_t channels : options.stem_channels) {
+    add(channels, 3, 1, 1, norm);
+    shrink(2);
+  }
+  add(options.dim.at(0), 3, options.stem_stride, 1, norm);
+  shrink(options.stem_stride);
+}
+
+torch::Tensor ImageStemImpl::normalise(torch::Tensor x, std::size_t layer) {
+  if (!norms_.empty()) x = batch_norm(x, *norms_[layer]);
+  return activate(x, activation_);
+}
+
+torch::Tensor ImageStemImpl::forward(const torch::Tensor& images) {
+  const auto type = images.scalar_type();
+  const auto conv = [&](const torch::Tensor& x, torch::nn::Conv2dImpl& c) {
+    const torch::Tensor weight = c.weight.to(type).contiguous(torch::MemoryFormat::ChannelsLast);
+    const torch::Tensor bias = c.bias.defined() ? c.bias.to(type) : torch::Tensor();
+    const std::int64_t stride = c.options.stride()->at(0);
+    const std::int64_t padding = std::get<torch::ExpandingArray<2>>(c.options.padding())->at(0);
+    return torch::conv2d(x, weight, bias, stride, padding);
+  };
+  torch::Tensor x = channels_last(images);  // [B, C, H, W]
+  if (kind_ == Stem::kPatch) {
+    if (pad_bottom_ != 0 || pad_right_ != 0) x = torch::constant_pad_nd(x, {0, pad_right_, 0, pad_bottom_});
+    x = conv(x, *convs_[0]);
+  } else {
+    for (std::size_t i = 0; i + 1 < convs_.size(); ++i) {
+      x = torch::max_pool2d(conv(x, *convs_[i]), 3, 2, 1);
+      x = normalise(x, i);
+    }
+    x = normalise(conv(x, *convs_.back()), convs_.size() - 1);
+  }
+  return x.permute({0, 2, 3, 1});  // [B, H', W', D]
+}
+
+TokenMergeImpl::TokenMergeImpl(std::int64_t dim_in, std::int64_t dim_out, double eps) {
+  TORCH_CHECK(dim_in > 0 && dim_out > 0, "token merge: dims must be positive, are ", dim_in, " and ", dim_out);
+  norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * dim_in}).eps(eps)));
+  linear_ = register_module("linear", make_linear(4 * dim_in, dim_out, false));
+}
+
+torch::Tensor TokenMergeImpl::forward(const torch::Tensor& input) {
+  torch::Tensor x = input;  // [B, H, W, D]
+  if (x.size(1) % 2 != 0 || x.size(2) % 2 != 0) {
+    x = torch::constant_pad_nd(x, {0, 0, 0, x.size(2) % 2, 0, x.size(1) % 2});
+  }
+  const std::int64_t batch = x.size(0), height = x.size(1) / 2, width = x.size(2) / 2, dim = x.size(3);
+  x = x.reshape({batch, height, 2, width, 2, dim})
+          .permute({0, 1, 3, 2, 4, 5})
+          .reshape({batch, height, width, 4 * dim});
+  const auto type = x.scalar_type();
+  x = torch::layer_norm(x, {4 * dim}, norm_->weight.to(type), norm_->bias.to(type), norm_->options.eps());
+  return torch::linear(x, linear_->weight.to(type));  // [B, H/2, W/2, D']
+}
+
+}  // namespace axial

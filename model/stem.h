@@ -1,0 +1,47 @@
+// From pixels to tokens, and from tokens to fewer tokens.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <torch/nn.h>
+
+#include "model/options.h"
+
+namespace axial {
+
+// Images [B, C, H, W] -> tokens [B, H', W', dim[0]] in the type of the images; see AxialClassifierOptions for
+// the two kinds. Parameters: conv0.., norm0.. (with StemNorm::kBatch), numbered in the order in which they run.
+class ImageStemImpl : public torch::nn::Module {
+ public:
+  explicit ImageStemImpl(const AxialClassifierOptions& options);
+  torch::Tensor forward(const torch::Tensor& images);
+  std::pair<std::int64_t, std::int64_t> grid() const { return {height_, width_}; }  // H', W'
+
+ private:
+  torch::Tensor normalise(torch::Tensor x, std::size_t layer);
+
+  Stem kind_;
+  Activation activation_;
+  std::int64_t pad_bottom_ = 0, pad_right_ = 0;  // kPatch: zeros up to a multiple of the patch
+  std::int64_t height_ = 0, width_ = 0;
+  std::vector<torch::nn::Conv2d> convs_;
+  std::vector<torch::nn::BatchNorm2d> norms_;  // empty, or one for each convolution
+};
+TORCH_MODULE(ImageStem);
+
+// Merges 2 x 2 neighbouring tokens (Liu et al. 2021, "Swin Transformer"): x[B, H, W, D] -> [B, ceil(H/2),
+// ceil(W/2), D'], LayerNorm over the 4D channels and a bias-free linear map; odd sizes are padded with zeros.
+// Parameters: norm.{weight,bias} [4D], linear.weight [D', 4D].
+class TokenMergeImpl : public torch::nn::Module {
+ public:
+  TokenMergeImpl(std::int64_t dim_in, std::int64_t dim_out, double eps = 1e-5);
+  torch::Tensor forward(const torch::Tensor& x);
+
+ private:
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear linear_{nullptr};
+};
+TORCH_MODULE(TokenMerge);
+
+}  // namespace axial

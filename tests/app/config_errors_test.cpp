@@ -1,0 +1,168 @@
+// What a wrong configuration is told: file, line, path, expectation, finding, and the way out.
+#include <gtest/gtest.h>
+
+#include "app/config/load.h"
+#include "tests/app/run_scratch.h"
+
+namespace axial::app {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::message_of;
+using testing::Scratch;
+
+std::string error_of(const std::string& yaml) {
+  return message_of<ConfigError>([&] { parse_config(yaml, "x.yaml"); });
+}
+std::string override_error(const std::string& argument) {
+  return message_of<ConfigError>([&] { load_config({}, {argument}); });
+}
+
+TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
+  EXPECT_EQ(error_of("optim:\n  learning_rte: 0.1\n"),
+            "x.yaml:2: optim.learning_rte: unknown key; did you mean optim.lr?");
+  EXPECT_EQ(error_of("# comment\nmodel:\n  dim: 32\n  lr: 0.1\n"),
+            "x.yaml:4: model.lr: unknown key; it belongs in another section: optim.lr");
+  EXPECT_EQ(error_of("learning_rte: 0.1\n"), "x.yaml:1: learning_rte: unknown key; did you mean optim.lr?");
+  EXPECT_EQ(error_of("lr: 0.1\n"), "x.yaml:1: lr: unknown key; it belongs in another section: optim.lr");
+  EXPECT_HAS(error_of("optim: {learning_rate: 0.1}"), "here it is called optim.lr");
+  EXPECT_HAS(error_of("optim: {LR: 0.1}"), "did you mean optim.lr?");
+  EXPECT_HAS(error_of("data: {batchsize: 1}"), "data.batch_size");
+  EXPECT_HAS(error_of("data: {bacth_size: 1}"), "did you mean data.batch_size?");
+  EXPECT_HAS(error_of("optim.lr: 0.1"), "write it in its section, as optim: {lr: ...}");
+  EXPECT_HAS(error_of("trian:\n  epochs: 3\n"), "x.yaml:1: trian: unknown section; there are model, data");
+  EXPECT_HAS(error_of("model: {<<: {dim: 32}}"), "x.yaml:1: model.<<: unknown key");
+  EXPECT_HAS(error_of("1: 2"), "x.yaml:1: 1: unknown key");
+  EXPECT_EQ(override_error("optim.learning_rte=0.1"),
+            "command line: optim.learning_rte: unknown key; did you mean optim.lr?");
+  EXPECT_HAS(override_error("lr=0.1"), "command line: lr: unknown key; it belongs in another section: optim.lr");
+  EXPECT_HAS(override_error("model.dim.x=1"), "command line: model.dim.x: unknown key");
+  EXPECT_HAS(override_error("model={dim: 32}"), "command line: model: expected a key, found a section");
+  EXPECT_HAS(override_error("epochs"), "command line: epochs: expected key=value");
+  EXPECT_HAS(override_error("=1"), "expected key=value");
+  EXPECT_HAS(override_error(std::string(100000, 'x') + ".y=1"), "unknown key");
+}
+
+TEST(ConfigErrors, Case22RepeatedKeysNameBothLines) {
+  const std::string same = "set again; it was set on line ";
+  EXPECT_EQ(error_of("optim:\n  lr: 0.1\n  warmup: 0\n  lr: 0.2\n"),
+            "x.yaml:4: optim.lr: " + same + "2 already, keep one of the two");
+  EXPECT_HAS(error_of("model: {dim: 32}\ntrain: {}\nmodel: {dim: 32}\n"), "x.yaml:3: model: " + same + "1");
+  EXPECT_HAS(error_of("model:\n  dim: {a: 1,\n    a: 2}\n"), "x.yaml:3: model.dim.a: " + same + "2");
+  EXPECT_HAS(error_of("optim:\n  lr: 0.1\n  \"lr\": 0.2\n"), "x.yaml:3: optim.lr: " + same + "2");
+  EXPECT_HAS(error_of("optim:\n  betas: [{a: 1, a: 2}]\n"), same + "2");
+}
+
+TEST(ConfigErrors, Case23RangesAreNamed) {
+  for (const std::string value : {"-1", "0", "4294967296", "1.5", "010", "0x10", "1e3", "99999999999999999999",
+                                  "true", ".nan", ".inf", "[32]", "abc"}) {
+    const std::string error = error_of("data:\n  batch_size: " + value + "\n");
+    EXPECT_EQ(error.rfind("x.yaml:2: data.batch_size: expected an integer in 1..1048576, found ", 0), 0u) << error;
+    EXPECT_HAS(error, value[0] == '[' ? "found a list of 1" : "found " + value);
+  }
+  for (const std::string value : {"1e-3", "1E-3", "1.0e-3", "0.001"})
+    EXPECT_EQ(parse_config("optim: {lr: " + value + "}", "x.yaml").optim.lr, 0.001);
+  for (const std::string value : {".nan", ".inf", "-.inf", "nan", "inf", "-0.1", "1e999", "0x1", "2e3", "1,5"})
+    EXPECT_HAS(error_of("optim:\n  lr: " + value + "\n"),
+               "x.yaml:2: optim.lr: expected a number in [0, 1000], found ");
+}
+
+TEST(ConfigErrors, WrongTypes) {
+  EXPECT_HAS(error_of("optim: {lr: \"0.1\"}"), "found the text \"0.1\"");
+  EXPECT_HAS(error_of("data: {drop_last: yes}"), "expected true or false, found yes");
+  EXPECT_HAS(error_of("data: {drop_last: \"true\"}"), "expected true or false, found the text \"true\"");
+  EXPECT_HAS(error_of("optim:\n  lr:\n"), "x.yaml:2: optim.lr: expected a number in [0, 1000], found no value");
+  EXPECT_HAS(error_of("optim:\n  lr: ~\n  eps: 1e-8\n"), "x.yaml:2: optim.lr:");
+  EXPECT_HAS(error_of("optim: {lr: [1, 2]}"), "found a list of 2");
+  EXPECT_HAS(error_of("optim: {lr: {a: 1}}"), "found a map");
+  EXPECT_HAS(error_of("optim: {name: adam}"), "expected one of sgd, adamw, muon, found adam");
+  EXPECT_HAS(error_of("train: {device: gpu}"), "expected auto, cpu, cuda or cuda:N, found gpu");
+  for (const char* device : {"cuda:", "cuda:01", "cuda:-1", "cuda:1x", "cuda:999", "CUDA"})
+    EXPECT_HAS(error_of("train: {device: '" + std::string(device) + "'}"), "expected auto, cpu, cuda or cuda:N");
+  EXPECT_HAS(error_of("train: {output: ''}"), "expected a folder");
+  EXPECT_HAS(error_of("train: {seed: -1}"), "expected an integer in 0..18446744073709551615, found -1");
+  EXPECT_HAS(error_of("train: {seed: 18446744073709551616}"), "found 18446744073709551616");
+  EXPECT_HAS(error_of("model: {dim: []}"), "found 0 entries");
+  EXPECT_HAS(error_of("model: {dim: [64, 1.5]}"), "found 1.5 as entry 2");
+  EXPECT_HAS(error_of("model: {dim: [64, null]}"), "found no value as entry 2");
+  EXPECT_HAS(error_of("model: {dim: [[64]]}"), "found a list of 1 as entry 1");
+  EXPECT_HAS(override_error("model.dim=64,128"), "(a list is written [64,128])");
+  EXPECT_HAS(error_of("optim: {betas: 0.9}"), "expected a list of 2 numbers, each in [0, 1), found 1 entry");
+  EXPECT_HAS(error_of("optim: {betas: [0.9, 1]}"), "found 1 as entry 2");
+  EXPECT_HAS(error_of("data: {dir: \"a\\0b\"}"), "control characters");
+  EXPECT_HAS(error_of("data: {dir: \"a\\x1bb\"}"), "control characters");
+  EXPECT_HAS(override_error("data.dir=a\xff"), "not in UTF-8");
+  EXPECT_HAS(override_error("optim.lr="), "command line: optim.lr: expected a number in [0, 1000], found no value");
+  EXPECT_HAS(error_of("optim: {lr: !!float 1}"), "tags such as");
+  EXPECT_LT(error_of("optim: {name: " + std::string(100000, 'x') + "}").size(), 300u);
+}
+
+TEST(ConfigErrors, WrongDocuments) {
+  EXPECT_HAS(error_of(""), "x.yaml: expected sections (model, data, ...), found an empty file");
+  EXPECT_HAS(error_of("# nothing\n"), "found an empty file");
+  EXPECT_HAS(error_of("---\n"), "found an empty file");
+  EXPECT_HAS(error_of("- a\n- b\n"), "found a list");
+  EXPECT_HAS(error_of("hello\n"), "found a single value");
+  EXPECT_HAS(error_of("model:\n"), "x.yaml:1: model: expected a section with keys, found nothing");
+  EXPECT_HAS(error_of("model: 3\n"), "x.yaml:1: model: expected a section with keys, found a value");
+  EXPECT_HAS(error_of("model: {dim: 32}\n---\nmodel: {dim: 64}\n"), "more than one YAML document");
+  EXPECT_HAS(error_of("{model: {dim: 32}} trailing"), "x.yaml");
+  EXPECT_HAS(error_of("model: &m\n  dim: *m\n"), "x.yaml:2: an alias (*) stands inside of what it names");
+  EXPECT_HAS(error_of("model: {dim: *none}\n"), "x.yaml:1: not valid YAML");
+  EXPECT_HAS(error_of("model: {dim: [32\n"), "not valid YAML");
+  EXPECT_HAS(error_of("model:\n\tdim: 32\n"), "x.yaml:2: not valid YAML");
+  EXPECT_HAS(error_of("? [a]\n: b\n"), "x.yaml:1: a key must be a single word");
+  EXPECT_HAS(error_of("~: 1\n"), "a key must be a single word");
+  // nesting without end: an error, not the end of the stack
+  EXPECT_HAS(error_of(std::string(100000, '[')), "x.yaml:1: ");
+  EXPECT_HAS(error_of("optim: {lr: " + std::string(5000, '{')), "x.yaml:1: ");
+  std::string list;
+  for (int i = 0; i < 100000; ++i) list += "- ";
+  EXPECT_HAS(error_of(list + "1"), "x.yaml:1: not valid YAML");
+}
+
+TEST(ConfigErrors, WrongFiles) {
+  const Scratch scratch;
+  const auto load = [&](const fs::path& path) {
+    return message_of<ConfigError>([&] { load_config({path.string()}, {}); });
+  };
+  EXPECT_EQ(load(scratch / "none.yaml"),
+            (scratch / "none.yaml").string() + ": cannot be read: No such file or directory");
+  EXPECT_HAS(load(scratch.path()), scratch.path().string() + ": cannot be read: Is a directory");
+  testing::put(scratch / "big.yaml", std::string(2 << 20, '#'));
+  EXPECT_HAS(load(scratch / "big.yaml"), "found more than 1 MiB");
+  testing::put(scratch / "binary.yaml", std::string("a: \0b", 5));
+  EXPECT_HAS(load(scratch / "binary.yaml"), "found binary data");
+  testing::put(scratch / "secret.yaml", "train: {epochs: 1}\n");
+  fs::permissions(scratch / "secret.yaml", fs::perms::none);
+  const std::string error = testing::in_child([&] {
+    testing::drop_privileges();
+    load_config({(scratch / "secret.yaml").string()}, {});
+    return std::string("loaded");
+  });
+  EXPECT_HAS(error, "secret.yaml: cannot be read: Permission denied");
+}
+
+TEST(ConfigErrors, KeysThatMustFitEachOther) {
+  EXPECT_EQ(error_of("model:\n  heads: 3\n"),
+            "x.yaml:2: model.heads: stage 1: expected a divisor of dim 64, found 3 heads; "
+            "model.heads = [3] (x.yaml:2), model.dim = [64] (default)");
+  EXPECT_HAS(error_of("model:\n  dim: 30\n"), "x.yaml:2: model.dim: stage 1: expected a divisor of dim 30, found 4");
+  EXPECT_HAS(error_of("model: {dim: [64, 128]}"),
+             "expected one entry per stage in each of these lists, found 2, 1 and 1");
+  EXPECT_HAS(error_of("model: {dim: 1024, heads: 2}"), "expected at most 256 channels a head, found 512");
+  EXPECT_HAS(error_of("data:\n  mean: [0.5]\n"),
+             "x.yaml:2: data.mean: expected as many entries in both, found 1 and 0");
+  EXPECT_HAS(error_of("data: {dataset: synthetic, mean: [0.5, 0.5], std: [1, 1]}"),
+             "expected one entry per channel (1)");
+  EXPECT_HAS(error_of("data: {dataset: image_folder, mean: 0.5, std: 1}"),
+             "expected one entry per channel (3), found 1");
+  EXPECT_HAS(error_of("data: {folder_channels: 2}"), "expected 1 (gray) or 3 (colour), found 2");
+  EXPECT_HAS(error_of("augment: {erase_area: [0.3, 0.1]}"), "expected the least value first");
+  EXPECT_HAS(error_of("optim: {name: sgd, nesterov: true, momentum: 0}"), "needs a momentum above 0");
+  EXPECT_HAS(override_error("model.heads=5"), "command line: model.heads: stage 1");
+  EXPECT_EQ(parse_config("optim: {nesterov: true, momentum: 0}", "x.yaml").optim.name, "adamw");
+}
+
+}  // namespace
+}  // namespace axial::app

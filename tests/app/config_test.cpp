@@ -1,0 +1,167 @@
+// Configuration: defaults, files, overrides, printing.
+#include <algorithm>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "app/config/load.h"
+#include "app/config/schema.h"
+#include "app/config/value.h"
+#include "tests/app/run_scratch.h"
+
+namespace axial::app {
+namespace {
+
+using testing::Scratch;
+
+Config with(const std::vector<std::string>& overrides) { return load_config({}, overrides); }
+
+TEST(Config, EveryDefaultIsLegalAndEveryKeyIsBoundToItsOwnField) {
+  const Config defaults = load_config({}, {});
+  EXPECT_EQ(defaults.model.dim, std::vector<std::int64_t>{64});
+  EXPECT_EQ(defaults.data.batch_size, 128);
+  EXPECT_DOUBLE_EQ(defaults.optim.lr, 1e-3);
+  EXPECT_TRUE(differing_keys(defaults, load_config({}, {})).empty());
+
+  // Another value in each field shows up under that key and under no other.
+  for (const Key& key : schema()) {
+    Config other = defaults;
+    std::visit(
+        [](auto* field) {
+          using T = std::remove_pointer_t<decltype(field)>;
+          if constexpr (std::is_same_v<T, bool>) {
+            *field = !*field;
+          } else if constexpr (std::is_same_v<T, std::string>) {
+            *field += "x";
+          } else if constexpr (std::is_arithmetic_v<T>) {
+            *field += 1;
+          } else {
+            field->push_back(1);
+          }
+        },
+        key.field(other));
+    EXPECT_EQ(differing_keys(defaults, other), std::vector<std::string>{key.path});
+  }
+}
+
+TEST(Config, NoKeyStandsTwiceAndNoOtherNameIsAKeyOfItsOwnSection) {
+  std::set<std::string> paths;
+  for (const Key& key : schema()) {
+    EXPECT_TRUE(paths.insert(key.path).second) << key.path;
+    EXPECT_FALSE(key.help.empty()) << key.path;
+  }
+}
+
+TEST(Config, EveryShippedFileLoads) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(AXIAL_SOURCE_DIR "/configs")) {
+    if (entry.path().extension() != ".yaml" && entry.path().extension() != ".yml") continue;
+    ++count;
+    EXPECT_NO_THROW({
+      const Config config = load_config({entry.path().string()}, {});
+      EXPECT_TRUE(differing_keys(config, parse_config(to_yaml(config), "printed")).empty());
+    }) << entry.path();
+  }
+  EXPECT_GT(count, 0);
+}
+
+TEST(Config, PrintedConfigurationLoadsBackExactly) {
+  Config config = load_config({}, {});
+  const double reals[] = {0.1, 1.0 / 3, 1e-300, 5e-324, 0.1 + 0.2, 999.99999999999989, 1e-8, 123.456789};
+  for (const double real : reals) {
+    config.optim.lr = config.optim.weight_decay = real;
+    config.data.mean = {-real, real};
+    config.data.std = {real, 0.5};
+    const Config back = parse_config(to_yaml(config), "printed");
+    EXPECT_EQ(back.optim.lr, real);
+    EXPECT_EQ(back.data.mean, config.data.mean);
+    EXPECT_TRUE(differing_keys(config, back).empty());
+    EXPECT_TRUE(differing_keys(config, parse_config(to_yaml(config, /*with_help=*/true), "printed")).empty());
+  }
+  config.train.seed = 18446744073709551615u;
+  const std::string texts[] = {"",  "a b",  "é/ü",   "null", "~",   "true", "12",        "1e-3",  "a: b",   "#x",
+                               "-", "'q'",  "\"q\"", "\\n",  "[a]", "{b}",  "*alias",    "&x",    "!tag",   "a #b",
+                               "%", "a\\b", "@at",   "..",   ".",   "no",   "/data/x-1", " lead", "trail ", "---"};
+  for (const std::string& text : texts) {
+    config.data.dir = text;
+    const Config back = parse_config(to_yaml(config), "printed");
+    EXPECT_EQ(back.data.dir, text);
+    EXPECT_EQ(back.train.seed, config.train.seed);
+  }
+}
+
+TEST(Config, LaterFilesWinAndTheCommandLineWinsOverAll) {
+  const Scratch scratch;
+  testing::put(scratch / "a.yaml", "optim: {lr: 0.1, warmup: 0.2}\ntrain: {epochs: 3}\n");
+  testing::put(scratch / "b.yaml", "optim:\n  lr: 0.2\n");
+  const std::vector<std::string> files = {(scratch / "a.yaml").string(), (scratch / "b.yaml").string()};
+  Config config = load_config(files, {});
+  EXPECT_DOUBLE_EQ(config.optim.lr, 0.2);
+  EXPECT_DOUBLE_EQ(config.optim.warmup, 0.2);
+  EXPECT_EQ(config.train.epochs, 3);
+  config = load_config(files, {"optim.lr=0.3", "train.epochs=4", "optim.lr=0.4"});
+  EXPECT_DOUBLE_EQ(config.optim.lr, 0.4);
+  EXPECT_EQ(config.train.epochs, 4);
+}
+
+TEST(Config, OverridesAreYamlAndTextIsTakenAsItStands) {
+  const Config config = with({"model.dim=[64, 128]", "model.heads=[4,8]", "model.depth=[1,2]", "optim.lr=1e-3",
+                              "augment.flip=true", "data.dir=/a b/#c: d=e", "data.mean=[]", "train.output=\"q r\""});
+  EXPECT_EQ(config.model.dim, (std::vector<std::int64_t>{64, 128}));
+  EXPECT_EQ(config.optim.lr, 1e-3);
+  EXPECT_TRUE(config.augment.flip);
+  EXPECT_EQ(config.data.dir, "/a b/#c: d=e");
+  EXPECT_EQ(config.train.output, "q r");
+  EXPECT_EQ(with({"data.dir=/x", "data.dir="}).data.dir, "");
+  EXPECT_EQ(with({"model.dim=32"}).model.dim, std::vector<std::int64_t>{32});
+}
+
+TEST(Config, AnchorsAndAliasesWork) {
+  const Config config = parse_config(
+      "model:\n  dim: &two [32, 64]\n  heads: [2, 4]\n  depth: [1, 1]\n"
+      "  stem_channels: *two\n",
+      "x.yaml");
+  EXPECT_EQ(config.model.stem_channels, config.model.dim);
+}
+
+TEST(Config, WindowsLineEndsByteOrderMarkAndPipes) {
+  EXPECT_EQ(parse_config("\xef\xbb\xbftrain:\r\n  epochs: 7\r\n", "x.yaml").train.epochs, 7);
+  const std::string error =
+      testing::message_of<ConfigError>([] { parse_config("train:\r\n  epochs: 7\r\n  sed: 1\r\n", "x.yaml"); });
+  EXPECT_EQ(error.rfind("x.yaml:3: ", 0), 0u) << error;
+}
+
+TEST(Config, NumbersAreReadTheWayTheyAreWritten) {
+  const auto real = [](const std::string& text) {
+    double value = -1;
+    bool overflow = false;
+    return parse_real(text, &value, &overflow) && !overflow ? value : -1;
+  };
+  for (const char* text : {"0.001", "1e-3", "1E-3", "1.0e-3", ".001", "+1e-03", "1.e-3", "10e-4"})
+    EXPECT_EQ(real(text), 0.001) << text;
+  for (const char* text : {"",    ".",  "e5", "1e", "1e+",   "0x10",  "nan", ".nan", "inf",      ".inf",  "1_000",
+                           "1,5", " 1", "1 ", "01", "010.5", "1e999", "--1", "1f",   "infinity", "1e-999"})
+    EXPECT_EQ(real(text), -1) << text;
+  const auto integer = [](const std::string& text) {
+    bool negative = false, overflow = false;
+    std::uint64_t magnitude = 0;
+    return parse_integer(text, &negative, &magnitude, &overflow) && !overflow
+               ? (negative ? "-" : "") + std::to_string(magnitude)
+               : "no";
+  };
+  EXPECT_EQ(integer("0"), "0");
+  EXPECT_EQ(integer("-12"), "-12");
+  EXPECT_EQ(integer("+7"), "7");
+  EXPECT_EQ(integer("18446744073709551615"), "18446744073709551615");
+  for (const char* text : {"", "-", "+", "010", "1.0", "1.5", "0x10", "1e3", "1_000", "0o7", "18446744073709551616"})
+    EXPECT_EQ(integer(text), "no") << text;
+}
+
+TEST(Config, DescriptionNamesEveryKey) {
+  const std::string text = describe_keys();
+  for (const Key& key : schema()) EXPECT_HAS("\n" + text, "\n" + key.path + " ");
+  EXPECT_EQ(static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')), schema().size());
+}
+
+}  // namespace
+}  // namespace axial::app

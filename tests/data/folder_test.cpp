@@ -1,0 +1,89 @@
+// Image folders: what counts as a class and as an image, and errors from any thread.
+#include <ATen/ATen.h>
+
+#include "data/image.h"
+#include "image_files.h"
+#include "support.h"
+
+namespace axial::data::test {
+namespace {
+namespace fs = std::filesystem;
+
+void write_flat(const fs::path& path, std::uint8_t value, int size = 8) {
+  fs::create_directories(path.parent_path());
+  const std::size_t count = static_cast<std::size_t>(3 * size * size);
+  write_png(path, {.width = size, .height = size, .type = PNG_COLOR_TYPE_RGB}, Bytes(count, value));
+}
+
+class Folder : public ::testing::Test {
+ protected:
+  Folder() {
+    write_flat(dir_ / "train/cat/1.png", 10);
+    write_flat(dir_ / "train/cat/deep/2.PNG", 20, 16);
+    write_flat(dir_ / "train/dog/1.jpeg", 30, 5);
+    write_flat(dir_ / "test/dog/1.png", 40);
+  }
+  Dataset load_split(Split split = Split::kTrain) {
+    DatasetOptions options{.name = "image_folder", .dir = dir_.path()};
+    options.folder = {.channels = 3, .height = 4, .width = 6};
+    return load(options, split);
+  }
+  TempDir dir_;
+};
+
+TEST_F(Folder, ReadsClassesInOrder) {
+  const Dataset train = load_split(), test = load_split(Split::kTest);
+  EXPECT_EQ(train.classes, (std::vector<std::string>{"cat", "dog"}));
+  EXPECT_EQ(train.images.sizes(), at::IntArrayRef({3, 3, 4, 6}));
+  EXPECT_TRUE(at::equal(train.labels, at::tensor({0, 0, 1}, at::kLong)));
+  EXPECT_TRUE(train.images.select(1, 0).select(1, 0).select(1, 0).eq(at::tensor({10, 20, 30}, at::kByte)).all().item<bool>());
+  // The test split lacks a class and keeps the training split's labels.
+  EXPECT_EQ(test.classes, train.classes);
+  EXPECT_TRUE(at::equal(test.labels, at::tensor({1}, at::kLong)));
+}
+
+TEST_F(Folder, Case28HiddenFilesLoopsAndAccents) {
+  write(dir_ / "train/cat/._1.jpg", {1, 2, 3});
+  write(dir_ / "train/cat/.DS_Store", {1, 2, 3});
+  write(dir_ / "train/.DS_Store", {1, 2, 3});
+  write(dir_ / "train/cat/notes.txt", {1, 2, 3});
+  write_flat(dir_ / "train/cat/.hidden/1.png", 99);
+  fs::create_directory_symlink("..", dir_ / "train/cat/loop");
+  fs::create_directory_symlink("..", dir_ / "train/loop");
+  fs::create_symlink("nowhere.png", dir_ / "train/cat/dangling.png");
+  write_flat(dir_ / "train/dog/\xc3\xa9.png", 50);
+  write_flat(dir_ / "elsewhere/1.png", 60);
+  fs::create_directory_symlink("../elsewhere", dir_ / "train/emu");  // a class that lies elsewhere is one
+  fs::create_symlink("../../elsewhere/1.png", dir_ / "train/dog/linked.png");
+  const Dataset set = load_split();
+  EXPECT_EQ(set.classes, (std::vector<std::string>{"cat", "dog", "emu"}));
+  EXPECT_TRUE(at::equal(set.labels, at::tensor({0, 0, 1, 1, 1, 2}, at::kLong)));
+  EXPECT_EQ(list_images(dir_ / "train/dog").back(), dir_ / "train/dog/\xc3\xa9.png");
+}
+
+TEST_F(Folder, Case27FirstBadFileIsNamedFromAnyWorker) {
+  for (int i = 0; i < 40; ++i) write_flat(dir_ / ("train/cat/x" + std::to_string(100 + i) + ".png"), 1);
+  write_jpeg(dir_ / "train/cat/x107.jpg", {.width = 32, .height = 32}, counting(3 * 32 * 32));
+  write(dir_ / "train/cat/x107.jpg", cut(read_back(dir_ / "train/cat/x107.jpg"), 0.6));
+  write(dir_ / "train/cat/x120.png", {});
+  write(dir_ / "train/cat/x139.png", {'B', 'M', 0, 0});
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    expect_parts(error_of([&] { load_split(); }), {(dir_ / "train/cat/x107.jpg").string() + ": damaged JPEG"});
+  }
+}
+
+TEST_F(Folder, WhatIsMissingIsNamed) {
+  write_flat(dir_ / "test/eel/1.png", 1);
+  expect_parts(error_of([&] { load_split(Split::kTest); }), {(dir_ / "test/eel").string(), "is a class that"});
+  fs::create_directory(dir_ / "train/fox");
+  expect_parts(error_of([&] { load_split(); }), {(dir_ / "train/fox").string(), "no .png"});
+  fs::remove_all(dir_ / "test");
+  expect_parts(error_of([&] { load_split(Split::kTest); }), {dir_.path().string(), "'test' nor 'val'"});
+  fs::rename(dir_ / "train", dir_ / "training");
+  expect_parts(error_of([&] { load_split(); }), {dir_.path().string(), "'train'"});
+  expect_parts(error_of([&] { load({.name = "image_folder", .dir = {}}, Split::kTrain); }), {"no folder given"});
+  expect_parts(error_of([&] { list_images(dir_ / "absent"); }), {"absent", "cannot be listed"});
+}
+
+}  // namespace
+}  // namespace axial::data::test

@@ -1,0 +1,170 @@
+#include "model/attention.h"
+
+#include "model/block.h"
+#include "tests/model/support.h"
+
+namespace axial {
+namespace {
+
+using namespace axial::testing;
+
+// Copies the parameters of one module into another of the same names.
+template <class Module>
+void copy_parameters(const Module& from, const Module& to) {
+  const torch::NoGradGuard no_grad;
+  const auto target = to->named_parameters();
+  for (const auto& item : from->named_parameters()) target[item.key()].copy_(item.value());
+}
+
+// Away from the initial values, which are small or zero.
+template <class Module>
+void randomise(const Module& module) {
+  const torch::NoGradGuard no_grad;
+  for (at::Tensor& p : module->parameters()) {
+    const double fan_in = static_cast<double>(p.dim() > 1 ? p.numel() / p.size(0) : 25);
+    p.add_((torch::randn(p.sizes()) / std::sqrt(fan_in)).to(p.device(), p.scalar_type()));
+  }
+}
+
+class AttentionTest : public OnDevice {};
+
+TEST(Attention, NamesAndShapesOfParameters) {
+  AxialAttentionOptions o;
+  o.dim = 12;
+  o.heads = 3;
+  o.relative_bias = true;
+  o.height = 4;
+  o.width = 5;
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> found;
+  for (const auto& item : AxialAttention(o)->named_parameters()) found.emplace_back(item.key(), item.value().sizes());
+  std::sort(found.begin(), found.end());
+  const decltype(found) expected{{"col_bias", {3, 7}},   {"col_norm.bias", {12}},      {"col_norm.weight", {12}},
+                                 {"col_out.bias", {12}}, {"col_out.weight", {12, 12}}, {"col_qkv.weight", {36, 12}},
+                                 {"row_bias", {3, 9}},   {"row_norm.bias", {12}},      {"row_norm.weight", {12}},
+                                 {"row_out.bias", {12}}, {"row_out.weight", {12, 12}}, {"row_qkv.weight", {36, 12}}};
+  EXPECT_EQ(found, expected);
+}
+
+TEST(Attention, WrongOptionsAreNamed) {
+  const auto error = [](auto change) {
+    AxialAttentionOptions o;
+    change(o);
+    return error_of([&] { AxialAttention{o}; });
+  };
+  EXPECT_TRUE(contains(error([](auto& o) { o.heads = 3; }), "heads (3) must divide dim (64)"));
+  EXPECT_TRUE(contains(error([](auto& o) { o.dim = 0; }), "dim must be positive, is 0"));
+  EXPECT_TRUE(contains(error([](auto& o) {
+                         o.dim = 514;
+                         o.heads = 2;
+                       }),
+                       "dim / heads is 257, the limit is 256"));
+  EXPECT_TRUE(contains(error([](auto& o) { o.dropout = 1; }), "dropout must be in [0, 1), is 1"));
+  EXPECT_TRUE(contains(error([](auto& o) { o.relative_bias = true; }), "relative_bias needs height and width"));
+}
+
+TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
+  AxialAttentionOptions o;
+  o.dim = 24;
+  o.heads = 3;
+  o.dropout = 0.2;
+  o.drop_path = 0.3;
+  o.relative_bias = true;
+  o.height = 5;
+  o.width = 9;
+  for (const Axis first : {Axis::kRow, Axis::kColumn}) {
+    o.first = first;
+    o.backend = Backend::kFused;
+    AxialAttention fused(o);
+    o.backend = Backend::kReference;
+    AxialAttention reference(o);
+    fused->to(device(), at::kDouble);
+    reference->to(device(), at::kDouble);
+    randomise(fused);
+    copy_parameters(fused, reference);
+    const at::Tensor x = torch::randn({4, 5, 9, 24}, options(at::kDouble)).requires_grad_(), twin = leaf_of(x);
+    const RandomState random = random_state(device(), 7, 3, 11);
+    const at::Tensor y = fused->forward(x, random), expected = reference->forward(twin, random);
+    EXPECT_LE(relative_error(y, expected), 1e-12);
+    const at::Tensor g = torch::randn(y.sizes(), options(at::kDouble));
+    y.backward(g);
+    expected.backward(g);
+    EXPECT_LE(relative_error(x.grad(), twin.grad()), 1e-12);
+    const auto exact = reference->named_parameters();
+    for (const auto& item : fused->named_parameters()) {
+      EXPECT_LE(relative_error(item.value().grad(), exact[item.key()].grad()), 1e-12) << item.key();
+    }
+    // Row and column draw apart, and evaluation draws nothing.
+    fused->eval();
+    EXPECT_TRUE(at::equal(fused->forward(x, random), fused->forward(x)));
+    EXPECT_GT(relative_error(fused->forward(x), y), 1e-3);
+  }
+}
+
+TEST_P(AttentionTest, SixteenBitsBesideFloat32Parameters) {
+  AxialBlockOptions o;
+  o.attention.dim = 32;
+  o.attention.drop_path = 0.25;
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    AxialBlock block(o), exact(o);
+    block->to(device());
+    exact->to(device(), at::kDouble);
+    randomise(block);
+    copy_parameters(block, exact);
+    const at::Tensor x = torch::randn({3, 4, 6, 32}).to(options(type)).requires_grad_();
+    const at::Tensor x64 = leaf_of(x.to(at::kDouble)), g = torch::randn(x.sizes()).to(options(type));
+    const RandomState random = random_state(device());
+    const at::Tensor y = block->forward(x, random), y64 = exact->forward(x64, random);
+    EXPECT_EQ(y.scalar_type(), type);
+    y.backward(g);
+    y64.backward(g.to(at::kDouble));
+    // Three branches in series round more than one.
+    EXPECT_LE(relative_error(y, y64), 3 * tolerance(type, false, Quantity::kBranch));
+    EXPECT_LE(relative_error(x.grad(), x64.grad()), 3 * tolerance(type, false, Quantity::kInputGradient));
+    const auto parameters = exact->named_parameters();
+    for (const auto& item : block->named_parameters()) {
+      EXPECT_EQ(item.value().grad().scalar_type(), at::kFloat);
+      EXPECT_LE(relative_error(item.value().grad(), parameters[item.key()].grad()),
+                3 * tolerance(type, false, Quantity::kParameterGradient))
+          << item.key();
+    }
+  }
+}
+
+TEST_P(AttentionTest, ADroppedSampleIsItsResidual) {
+  AxialBlockOptions o;
+  o.attention.dim = 16;
+  o.attention.drop_path = 0.9;
+  AxialBlock block(o);
+  block->to(device());
+  randomise(block);
+  const at::Tensor x = torch::randn({64, 2, 2, 16}).to(device());
+  const at::Tensor y = block->forward(x, random_state(device()));
+  const at::Tensor same = (y == x).flatten(1).all(1);  // all three branches dropped: 0.73 of the samples
+  const double kept = same.to(at::kDouble).mean().item<double>();
+  EXPECT_GT(kept, 0.5);
+  EXPECT_LT(kept, 0.9);
+}
+
+TEST_P(AttentionTest, WrongInputsAreNamed) {
+  AxialAttentionOptions o;
+  o.dim = 8;
+  o.heads = 2;
+  o.relative_bias = true;
+  o.height = 3;
+  o.width = 4;
+  AxialAttention layer(o);
+  layer->to(device());
+  EXPECT_TRUE(contains(error_of([&] {
+                         layer->forward(torch::randn({1, 3, 4, 9}, device()));
+                       }),
+                       "expected x [B, H, W, 8]"));
+  EXPECT_TRUE(contains(error_of([&] {
+                         layer->forward(torch::randn({1, 4, 3, 8}, device()));
+                       }),
+                       "built for 3 x 4 tokens"));
+}
+
+AXIAL_ON_DEVICES(AttentionTest);
+
+}  // namespace
+}  // namespace axial
