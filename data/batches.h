@@ -14,9 +14,9 @@
 namespace axial::data {
 
 struct AugmentOptions {
-  std::int64_t pad_crop = 0;  // pixels of zero padding on each side before a random crop to the old size
+  std::int64_t pad_crop = 0;  // pixels of black padding on each side before a random crop to the old size
   bool flip = false;          // horizontal, probability 1/2
-  double erase = 0;           // probability of erasing one rectangle (Zhong et al. 2017)
+  double erase = 0;           // probability of setting one rectangle to the mean pixel (Zhong et al. 2017)
   double erase_min_area = 0.02, erase_max_area = 0.33;  // of the image; aspect ratio in [0.3, 3.3]
   bool any() const { return pad_crop > 0 || flip || erase > 0; }
 };

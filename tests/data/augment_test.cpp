@@ -110,7 +110,8 @@ TEST(Augment, EraseSetsOneBoxWithinItsBounds) {
 }
 
 TEST(Augment, EraseBoxesOfManyShapes) {
-  for (const auto& [height, width] : std::vector<std::pair<std::int64_t, std::int64_t>>{{28, 28}, {32, 17}, {5, 5}, {2, 40}}) {
+  for (const auto& [height, width] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{28, 28}, {32, 17}, {5, 5}, {2, 40}}) {
     for (const auto& [least, most] : std::vector<std::pair<double, double>>{{0.02, 0.33}, {0.5, 0.6}, {0.0, 1.0}}) {
       const AugmentOptions erase{.erase = 1.0, .erase_min_area = least, .erase_max_area = most};
       int found = 0;
@@ -121,7 +122,8 @@ TEST(Augment, EraseBoxesOfManyShapes) {
         const double share = static_cast<double>(map.box_h * map.box_w) / static_cast<double>(height * width);
         EXPECT_GE(share, least);
         EXPECT_LE(share, most);
-        EXPECT_TRUE(map.box_y >= 0 && map.box_x >= 0 && map.box_y + map.box_h <= height && map.box_x + map.box_w <= width);
+        EXPECT_TRUE(map.box_y >= 0 && map.box_x >= 0 && map.box_y + map.box_h <= height &&
+                    map.box_x + map.box_w <= width);
       }
       if (height > 2) {
         EXPECT_GT(found, 1800) << height << " x " << width << ", " << least << " to " << most;
@@ -194,7 +196,8 @@ TEST(Augment, BothPathsFollowTheDefinition) {
   at::Tensor rows = at::empty({kCount, 8}, at::kLong);
   pack_maps(maps, rows.mutable_data_ptr<std::int64_t>());
   const at::Tensor expected = by_definition(set, table, maps);
-  EXPECT_TRUE(at::equal(pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), kCount, maps), expected));
+  EXPECT_TRUE(
+      at::equal(pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), kCount, maps), expected));
   EXPECT_TRUE(at::equal(pixels_composed(set.images, table, samples, rows), expected));
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor narrow = table.to(type);
@@ -210,8 +213,8 @@ TEST(Augment, SamePixelsOnTheGpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const Dataset set = noisy();
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    for (const AugmentOptions& augment :
-         {AugmentOptions{}, AugmentOptions{.flip = true}, AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5}}) {
+    for (const AugmentOptions& augment : {AugmentOptions{}, AugmentOptions{.flip = true},
+                                          AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5}}) {
       Batches cpu(set, with(augment, 16, true), at::kCPU, type), gpu(set, with(augment, 16, true), at::kCUDA, type);
       for (std::int64_t i = 0; i < cpu.per_epoch(); ++i) {
         const Batch a = cpu.get(2, i), b = gpu.get(2, i);

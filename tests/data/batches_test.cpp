@@ -39,7 +39,8 @@ at::Tensor order_of(Batches& batches, std::int64_t epoch) {
 
 TEST(Batches, CountsWithAndWithoutTheLast) {
   const Dataset set = numbered(10);
-  Batches dropped(set, sized(4, true, true), at::kCPU, at::kFloat), kept(set, sized(4, true, false), at::kCPU, at::kFloat);
+  Batches dropped(set, sized(4, true, true), at::kCPU, at::kFloat),
+      kept(set, sized(4, true, false), at::kCPU, at::kFloat);
   EXPECT_EQ(dropped.per_epoch(), 2);
   EXPECT_EQ(dropped.samples(), 8);
   EXPECT_EQ(kept.per_epoch(), 3);
@@ -71,13 +72,16 @@ TEST(Batches, ImagesLabelsAndIndexBelongTogether) {
 
 // The numbers themselves: an order that changes would break every run that is resumed across versions.
 TEST(Batches, OrderIsPartOfTheFormat) {
-  EXPECT_TRUE(at::equal(epoch_order(10, 0, 0), at::tensor({6, 7, 9, 2, 8, 4, 1, 5, 0, 3}, at::kLong))) << epoch_order(10, 0, 0);
-  EXPECT_TRUE(at::equal(epoch_order(10, 1, 2), at::tensor({4, 1, 5, 8, 6, 2, 3, 7, 0, 9}, at::kLong))) << epoch_order(10, 1, 2);
+  EXPECT_TRUE(at::equal(epoch_order(10, 0, 0), at::tensor({6, 7, 9, 2, 8, 4, 1, 5, 0, 3}, at::kLong)))
+      << epoch_order(10, 0, 0);
+  EXPECT_TRUE(at::equal(epoch_order(10, 1, 2), at::tensor({4, 1, 5, 8, 6, 2, 3, 7, 0, 9}, at::kLong)))
+      << epoch_order(10, 1, 2);
 }
 
 TEST(Batches, OrderDependsOnSeedAndEpochOnly) {
   const Dataset set = numbered(60);
-  Batches a(set, sized(8, true, false, 1), at::kCPU, at::kFloat), b(set, sized(5, true, false, 1), at::kCPU, at::kDouble);
+  Batches a(set, sized(8, true, false, 1), at::kCPU, at::kFloat),
+      b(set, sized(5, true, false, 1), at::kCPU, at::kDouble);
   Batches other(set, sized(8, true, false, 2), at::kCPU, at::kFloat);
   const at::Tensor first = order_of(a, 0), second = order_of(a, 1);
   EXPECT_FALSE(at::equal(first, second));
@@ -141,7 +145,10 @@ TEST(Batches, NormalisesByHand) {
     const at::Tensor got = Batches(set, options, at::kCPU, type).get(0, 0).images;
     EXPECT_EQ(got.scalar_type(), type);
     EXPECT_TRUE(got.is_contiguous());
-    const double tolerance = type == at::kDouble ? 1e-15 : type == at::kFloat ? 1e-7 : type == at::kHalf ? 1e-3 : 8e-3;
+    const double tolerance = type == at::kDouble  ? 1e-15
+                             : type == at::kFloat ? 1e-7
+                             : type == at::kHalf  ? 1e-3
+                                                  : 8e-3;
     EXPECT_TRUE(at::allclose(got.to(at::kDouble), expected, tolerance, tolerance)) << c10::toString(type) << got;
   }
   // Left out: the set's own.
@@ -153,7 +160,8 @@ TEST(Batches, NormalisesByHand) {
 
 TEST(Batches, Case29NoBatchNamesBothNumbers) {
   const Dataset set = numbered(10);
-  expect_parts(error_of([&] { Batches(set, sized(32, true, true), at::kCPU, at::kFloat); }), {"numbered", "10", "32"});
+  expect_parts(error_of([&] { Batches(set, sized(32, true, true), at::kCPU, at::kFloat); }),
+               {"numbered", "10", "32"});
   EXPECT_EQ(Batches(set, sized(32, true, false), at::kCPU, at::kFloat).per_epoch(), 1);
   EXPECT_EQ(Batches(set, sized(10, true, true), at::kCPU, at::kFloat).per_epoch(), 1);
   Dataset empty = numbered(10);

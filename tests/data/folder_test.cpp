@@ -36,7 +36,8 @@ TEST_F(Folder, ReadsClassesInOrder) {
   EXPECT_EQ(train.classes, (std::vector<std::string>{"cat", "dog"}));
   EXPECT_EQ(train.images.sizes(), at::IntArrayRef({3, 3, 4, 6}));
   EXPECT_TRUE(at::equal(train.labels, at::tensor({0, 0, 1}, at::kLong)));
-  EXPECT_TRUE(train.images.select(1, 0).select(1, 0).select(1, 0).eq(at::tensor({10, 20, 30}, at::kByte)).all().item<bool>());
+  EXPECT_TRUE(
+      train.images.select(1, 0).select(1, 0).select(1, 0).eq(at::tensor({10, 20, 30}, at::kByte)).all().item<bool>());
   // The test split lacks a class and keeps the training split's labels.
   EXPECT_EQ(test.classes, train.classes);
   EXPECT_TRUE(at::equal(test.labels, at::tensor({1}, at::kLong)));

@@ -40,13 +40,15 @@ TEST(Png, GrayOfEveryDepth) {
   write_png(dir / "8", {.width = 2, .height = 1, .type = PNG_COLOR_TYPE_GRAY}, {7, 250});
   EXPECT_TRUE(at::equal(read_image(dir / "8", 3), image_of({7, 250, 7, 250, 7, 250}, {3, 1, 2})));
   // 16 bits, rounded: 0x0100 / 257 = 0.996, 0xff00 / 257 = 254.0.
-  write_png(dir / "16", {.width = 3, .height = 1, .depth = 16, .type = PNG_COLOR_TYPE_GRAY}, {1, 0, 0xff, 0, 0x7f, 0xff});
+  write_png(dir / "16", {.width = 3, .height = 1, .depth = 16, .type = PNG_COLOR_TYPE_GRAY},
+            {1, 0, 0xff, 0, 0x7f, 0xff});
   EXPECT_TRUE(at::equal(read_image(dir / "16", 1), image_of({1, 254, 127}, {1, 1, 3})));
 }
 
 TEST(Png, Rgb16) {
   TempDir dir;
-  write_png(dir / "a", {.width = 1, .height = 1, .depth = 16, .type = PNG_COLOR_TYPE_RGB}, {0x12, 0x12, 0, 0, 0xff, 0xff});
+  write_png(dir / "a", {.width = 1, .height = 1, .depth = 16, .type = PNG_COLOR_TYPE_RGB},
+            {0x12, 0x12, 0, 0, 0xff, 0xff});
   EXPECT_TRUE(at::equal(read_image(dir / "a", 3), image_of({0x12, 0, 255}, {3, 1, 1})));
 }
 

@@ -58,8 +58,8 @@ TEST(Synthetic, CanBeLearned) {
   const at::Tensor x = train.images.to(at::kFloat).flatten(1), z = test.images.to(at::kFloat).flatten(1);
   EXPECT_NEAR(x.mean().item<double>() / 255, train.mean[0], 0.06);
   EXPECT_NEAR(x.std().item<double>() / 255, train.std[0], 0.03);
-  const at::Tensor onehot = at::one_hot(train.labels, 10).to(at::kFloat);                         // [N, 10]
-  const at::Tensor means = onehot.t().matmul(x) / onehot.sum(0).unsqueeze(1);                     // [10, pixels]
+  const at::Tensor onehot = at::one_hot(train.labels, 10).to(at::kFloat);      // [N, 10]
+  const at::Tensor means = onehot.t().matmul(x) / onehot.sum(0).unsqueeze(1);  // [10, pixels]
   const at::Tensor guess = at::cdist(z, means).argmin(1);
   const double whole = guess.eq(test.labels).to(at::kFloat).mean().item<double>();
   EXPECT_GT(whole, 0.80);
