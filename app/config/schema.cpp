@@ -1,5 +1,7 @@
 #include "app/config/schema.h"
 
+#include <initializer_list>
+
 namespace axial::app {
 namespace {
 
@@ -8,7 +10,7 @@ Limits integer(std::int64_t low, std::int64_t high) { return {IntegerRange{low, 
 Limits real(double low, double high) { return {RealRange{low, high}}; }
 Limits above(double low, double high) { return {RealRange{low, high, true, false}}; }
 Limits below(double low, double high) { return {RealRange{low, high, false, true}}; }
-Limits one_of(std::vector<std::string> names) { return {Choice{std::move(names)}}; }
+Limits one_of(std::initializer_list<const char*> names) { return {Choice{{names.begin(), names.end()}}}; }
 Limits list(Limits each, std::size_t least, std::size_t most) {
   each.least = least;
   each.most = most;
@@ -25,160 +27,170 @@ bool is_device(const std::string& text) {
 
 bool is_not_empty(const std::string& text) { return !text.empty(); }
 
+// Out of line: with strings made in each row the table takes compilers with sanitizers minutes.
+struct Adder {
+  std::vector<Key>& keys;
+  [[gnu::noinline]] void operator()(const char* path, Field (*field)(Config&), const char* preset,
+                                    const Limits& limits, const char* unit, const char* help,
+                                    const char* other_names = "") {
+    keys.push_back({path, field, preset, limits, unit, help, other_names});
+  }
+};
+
 // clang-format off
 #define FIELD(member) [](Config& c) -> Field { return &c.member; }
 
 // path, field, default, limits, unit, help[, names elsewhere]
 std::vector<Key> make_schema() {
-  // One statement a row: as a single list the table takes compilers with sanitizers minutes.
   std::vector<Key> keys;
-  const auto add = [&keys](Key key) { keys.push_back(std::move(key)); };
+  Adder add{keys};
 
-  add({"model.stem", FIELD(model.stem), "conv", one_of({"patch", "conv"}), "",
-       "from pixels to tokens: patch (one strided convolution) or conv (3x3 convolutions)"});
-  add({"model.patch_size", FIELD(model.patch_size), "4", integer(1, 256), "pixels",
-       "side of a patch, stem patch only", "patch"});
-  add({"model.stem_channels", FIELD(model.stem_channels), "[]", list(integer(1, 65536), 0, 8), "channels",
-       "stem conv: each entry is a 3x3 convolution to so many channels that halves the image"});
-  add({"model.stem_stride", FIELD(model.stem_stride), "2", integer(1, 16), "pixels",
-       "stem conv: stride of its last convolution"});
-  add({"model.stem_norm", FIELD(model.stem_norm), "batch", one_of({"batch", "none"}), "",
-       "stem conv: batch normalisation or none"});
-  add({"model.stem_activation", FIELD(model.stem_activation), "relu", one_of({"relu", "gelu", "none"}), "",
-       "stem conv: activation"});
-  add({"model.dim", FIELD(model.dim), "[64]", list(integer(1, 65536), 1, 16), "channels",
-       "width of each stage; between two stages tokens are merged 2x2", "embed_dim width channels hidden_dim d_model"});
-  add({"model.heads", FIELD(model.heads), "[4]", list(integer(1, 65536), 1, 16), "",
-       "attention heads of each stage; divides dim, at most 256 channels a head", "num_heads n_heads nhead"});
-  add({"model.depth", FIELD(model.depth), "[2]", list(integer(1, 1024), 1, 16), "blocks",
-       "axial blocks of each stage", "depths layers num_layers blocks"});
-  add({"model.mlp_ratio", FIELD(model.mlp_ratio), "2", above(0, 64), "",
-       "hidden width of the MLP as a multiple of dim"});
-  add({"model.position", FIELD(model.position), "true", any(), "",
-       "learned row and column position embeddings after the stem", "pos_embed"});
-  add({"model.relative_bias", FIELD(model.relative_bias), "true", any(), "",
-       "learned relative position bias per head and axis, added to the scores", "rel_pos"});
-  add({"model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
-       "the axis along which a block attends first"});
-  add({"model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",
-       "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout"});
-  add({"model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
-       "stochastic depth of the deepest block; rises linearly from 0 at the first",
-       "drop_path_rate stochastic_depth"});
-  add({"model.head_dropout", FIELD(model.head_dropout), "0", below(0, 1), "",
-       "dropout before the linear head", "dropout drop drop_rate"});
-  add({"model.backend", FIELD(model.backend), "fused", one_of({"fused", "reference"}), "",
-       "our kernels, or composed library operators"});
+  add("model.stem", FIELD(model.stem), "conv", one_of({"patch", "conv"}), "",
+      "from pixels to tokens: patch (one strided convolution) or conv (3x3 convolutions)");
+  add("model.patch_size", FIELD(model.patch_size), "4", integer(1, 256), "pixels",
+      "side of a patch, stem patch only", "patch");
+  add("model.stem_channels", FIELD(model.stem_channels), "[]", list(integer(1, 65536), 0, 8), "channels",
+      "stem conv: each entry is a 3x3 convolution to so many channels that halves the image");
+  add("model.stem_stride", FIELD(model.stem_stride), "2", integer(1, 16), "pixels",
+      "stem conv: stride of its last convolution");
+  add("model.stem_norm", FIELD(model.stem_norm), "batch", one_of({"batch", "none"}), "",
+      "stem conv: batch normalisation or none");
+  add("model.stem_activation", FIELD(model.stem_activation), "relu", one_of({"relu", "gelu", "none"}), "",
+      "stem conv: activation");
+  add("model.dim", FIELD(model.dim), "[64]", list(integer(1, 65536), 1, 16), "channels",
+      "width of each stage; between two stages tokens are merged 2x2",
+      "embed_dim width channels hidden_dim d_model");
+  add("model.heads", FIELD(model.heads), "[4]", list(integer(1, 65536), 1, 16), "",
+      "attention heads of each stage; divides dim, at most 256 channels a head", "num_heads n_heads nhead");
+  add("model.depth", FIELD(model.depth), "[2]", list(integer(1, 1024), 1, 16), "blocks",
+      "axial blocks of each stage", "depths layers num_layers blocks");
+  add("model.mlp_ratio", FIELD(model.mlp_ratio), "2", above(0, 64), "",
+      "hidden width of the MLP as a multiple of dim");
+  add("model.position", FIELD(model.position), "true", any(), "",
+      "learned row and column position embeddings after the stem", "pos_embed");
+  add("model.relative_bias", FIELD(model.relative_bias), "true", any(), "",
+      "learned relative position bias per head and axis, added to the scores", "rel_pos");
+  add("model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
+      "the axis along which a block attends first");
+  add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",
+      "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout");
+  add("model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
+      "stochastic depth of the deepest block; rises linearly from 0 at the first",
+      "drop_path_rate stochastic_depth");
+  add("model.head_dropout", FIELD(model.head_dropout), "0", below(0, 1), "",
+      "dropout before the linear head", "dropout drop drop_rate");
+  add("model.backend", FIELD(model.backend), "fused", one_of({"fused", "reference"}), "",
+      "our kernels, or composed library operators");
 
-  add({"data.dataset", FIELD(data.dataset), "fashion_mnist",
-       one_of({"fashion_mnist", "mnist", "cifar10", "cifar100", "image_folder", "synthetic"}), "",
-       "image set; image_folder reads train/CLASS/... and test/CLASS/... below dir", "name set"});
-  add({"data.dir", FIELD(data.dir), "\"\"", any(), "",
-       "folder of the set's files; empty: the usual places are tried", "path root data_dir directory folder"});
-  add({"data.batch_size", FIELD(data.batch_size), "128", integer(1, 1048576), "images",
-       "images in a training batch, per process", "batch bs batchsize"});
-  add({"data.eval_batch_size", FIELD(data.eval_batch_size), "512", integer(1, 1048576), "images",
-       "images in a batch of evaluation", "validation_batch_size test_batch_size"});
-  add({"data.drop_last", FIELD(data.drop_last), "true", any(), "",
-       "leave out a last training batch that is not full"});
-  add({"data.validation_fraction", FIELD(data.validation_fraction), "0", below(0, 1), "",
-       "part of the training set held out for validation; 0: the test set validates", "val_split val_fraction"});
-  add({"data.train_limit", FIELD(data.train_limit), "0", integer(0, 1000000000), "images",
-       "use only the first so many training images; 0: all", "limit max_samples"});
-  add({"data.mean", FIELD(data.mean), "[]", list(real(-1000, 1000), 0, 16), "",
-       "per channel, of pixels in [0, 1]; empty: the set's own"});
-  add({"data.std", FIELD(data.std), "[]", list(above(0, 1000), 0, 16), "",
-       "per channel, of pixels in [0, 1]; empty: the set's own"});
-  add({"data.synthetic_train", FIELD(data.synthetic_train), "2048", integer(1, 100000000), "images",
-       "dataset synthetic: training images"});
-  add({"data.synthetic_test", FIELD(data.synthetic_test), "512", integer(1, 100000000), "images",
-       "dataset synthetic: test images"});
-  add({"data.synthetic_channels", FIELD(data.synthetic_channels), "1", integer(1, 16), "",
-       "dataset synthetic: channels"});
-  add({"data.synthetic_height", FIELD(data.synthetic_height), "28", integer(1, 4096), "pixels",
-       "dataset synthetic: image height"});
-  add({"data.synthetic_width", FIELD(data.synthetic_width), "28", integer(1, 4096), "pixels",
-       "dataset synthetic: image width"});
-  add({"data.synthetic_classes", FIELD(data.synthetic_classes), "10", integer(1, 65536), "",
-       "dataset synthetic: classes"});
-  add({"data.folder_channels", FIELD(data.folder_channels), "3", integer(1, 3), "",
-       "dataset image_folder: 1 (gray) or 3 (colour)"});
-  add({"data.folder_height", FIELD(data.folder_height), "32", integer(1, 4096), "pixels",
-       "dataset image_folder: height that every image is brought to"});
-  add({"data.folder_width", FIELD(data.folder_width), "32", integer(1, 4096), "pixels",
-       "dataset image_folder: width that every image is brought to"});
+  add("data.dataset", FIELD(data.dataset), "fashion_mnist",
+      one_of({"fashion_mnist", "mnist", "cifar10", "cifar100", "image_folder", "synthetic"}), "",
+      "image set; image_folder reads train/CLASS/... and test/CLASS/... below dir", "name set");
+  add("data.dir", FIELD(data.dir), "\"\"", any(), "",
+      "folder of the set's files; empty: the usual places are tried", "path root data_dir directory folder");
+  add("data.batch_size", FIELD(data.batch_size), "128", integer(1, 1048576), "images",
+      "images in a training batch, per process", "batch bs batchsize");
+  add("data.eval_batch_size", FIELD(data.eval_batch_size), "512", integer(1, 1048576), "images",
+      "images in a batch of evaluation", "validation_batch_size test_batch_size");
+  add("data.drop_last", FIELD(data.drop_last), "true", any(), "",
+      "leave out a last training batch that is not full");
+  add("data.validation_fraction", FIELD(data.validation_fraction), "0", below(0, 1), "",
+      "part of the training set held out for validation; 0: the test set validates", "val_split val_fraction");
+  add("data.train_limit", FIELD(data.train_limit), "0", integer(0, 1000000000), "images",
+      "use only the first so many training images; 0: all", "limit max_samples");
+  add("data.mean", FIELD(data.mean), "[]", list(real(-1000, 1000), 0, 16), "",
+      "per channel, of pixels in [0, 1]; empty: the set's own");
+  add("data.std", FIELD(data.std), "[]", list(above(0, 1000), 0, 16), "",
+      "per channel, of pixels in [0, 1]; empty: the set's own");
+  add("data.synthetic_train", FIELD(data.synthetic_train), "2048", integer(1, 100000000), "images",
+      "dataset synthetic: training images");
+  add("data.synthetic_test", FIELD(data.synthetic_test), "512", integer(1, 100000000), "images",
+      "dataset synthetic: test images");
+  add("data.synthetic_channels", FIELD(data.synthetic_channels), "1", integer(1, 16), "",
+      "dataset synthetic: channels");
+  add("data.synthetic_height", FIELD(data.synthetic_height), "28", integer(1, 4096), "pixels",
+      "dataset synthetic: image height");
+  add("data.synthetic_width", FIELD(data.synthetic_width), "28", integer(1, 4096), "pixels",
+      "dataset synthetic: image width");
+  add("data.synthetic_classes", FIELD(data.synthetic_classes), "10", integer(1, 65536), "",
+      "dataset synthetic: classes");
+  add("data.folder_channels", FIELD(data.folder_channels), "3", integer(1, 3), "",
+      "dataset image_folder: 1 (gray) or 3 (colour)");
+  add("data.folder_height", FIELD(data.folder_height), "32", integer(1, 4096), "pixels",
+      "dataset image_folder: height that every image is brought to");
+  add("data.folder_width", FIELD(data.folder_width), "32", integer(1, 4096), "pixels",
+      "dataset image_folder: width that every image is brought to");
 
-  add({"augment.pad_crop", FIELD(augment.pad_crop), "0", integer(0, 256), "pixels",
-       "zero padding on each side before a random crop to the old size; 0: off", "crop random_crop padding"});
-  add({"augment.flip", FIELD(augment.flip), "false", any(), "",
-       "mirror half of the images left to right", "hflip horizontal_flip"});
-  add({"augment.erase", FIELD(augment.erase), "0", real(0, 1), "",
-       "probability of erasing one random rectangle", "random_erasing reprob cutout"});
-  add({"augment.erase_area", FIELD(augment.erase_area), "[0.02, 0.33]", list(above(0, 1), 2, 2), "of the image",
-       "least and greatest area of the erased rectangle"});
+  add("augment.pad_crop", FIELD(augment.pad_crop), "0", integer(0, 256), "pixels",
+      "zero padding on each side before a random crop to the old size; 0: off", "crop random_crop padding");
+  add("augment.flip", FIELD(augment.flip), "false", any(), "",
+      "mirror half of the images left to right", "hflip horizontal_flip");
+  add("augment.erase", FIELD(augment.erase), "0", real(0, 1), "",
+      "probability of erasing one random rectangle", "random_erasing reprob cutout");
+  add("augment.erase_area", FIELD(augment.erase_area), "[0.02, 0.33]", list(above(0, 1), 2, 2), "of the image",
+      "least and greatest area of the erased rectangle");
 
-  add({"optim.name", FIELD(optim.name), "adamw", one_of({"sgd", "adamw", "muon"}), "",
-       "optimiser; muon takes the matrices and AdamW the rest", "optimizer optimiser opt type"});
-  add({"optim.lr", FIELD(optim.lr), "0.001", real(0, 1000), "",
-       "peak learning rate of SGD or AdamW; with muon, of what AdamW takes", "learning_rate base_lr eta"});
-  add({"optim.momentum", FIELD(optim.momentum), "0.9", below(0, 1), "",
-       "sgd: momentum"});
-  add({"optim.nesterov", FIELD(optim.nesterov), "false", any(), "",
-       "sgd: Nesterov's momentum"});
-  add({"optim.betas", FIELD(optim.betas), "[0.9, 0.999]", list(below(0, 1), 2, 2), "",
-       "AdamW: decay of the two moments", "beta beta1 beta2 opt_betas"});
-  add({"optim.eps", FIELD(optim.eps), "1.0e-08", above(0, 1), "",
-       "AdamW: added to the root of the second moment", "epsilon opt_eps"});
-  add({"optim.weight_decay", FIELD(optim.weight_decay), "0.05", real(0, 1000), "",
-       "decoupled weight decay (matrices and kernels; never norms, biases or positions)", "wd decay l2"});
-  add({"optim.muon_lr", FIELD(optim.muon_lr), "0.02", real(0, 1000), "",
-       "muon: peak learning rate of the matrices"});
-  add({"optim.muon_momentum", FIELD(optim.muon_momentum), "0.95", below(0, 1), "",
-       "muon: momentum"});
-  add({"optim.muon_weight_decay", FIELD(optim.muon_weight_decay), "0.05", real(0, 1000), "",
-       "muon: decoupled weight decay of the matrices"});
-  add({"optim.schedule", FIELD(optim.schedule), "cosine", one_of({"cosine", "linear", "constant"}), "",
-       "course of the learning rate after the warm-up", "sched scheduler lr_scheduler"});
-  add({"optim.warmup", FIELD(optim.warmup), "0.05", real(0, 1), "of all steps",
-       "linear rise of the learning rate at the start", "warmup_fraction warmup_ratio warmup_epochs warmup_steps"});
-  add({"optim.final_lr", FIELD(optim.final_lr), "0", real(0, 1), "of lr",
-       "learning rate at the end", "min_lr lr_min eta_min"});
-  add({"optim.clip_norm", FIELD(optim.clip_norm), "1", real(0, 1e9), "",
-       "greatest norm of the whole gradient; 0: off", "clip_grad grad_clip max_grad_norm gradient_clip_val"});
+  add("optim.name", FIELD(optim.name), "adamw", one_of({"sgd", "adamw", "muon"}), "",
+      "optimiser; muon takes the matrices and AdamW the rest", "optimizer optimiser opt type");
+  add("optim.lr", FIELD(optim.lr), "0.001", real(0, 1000), "",
+      "peak learning rate of SGD or AdamW; with muon, of what AdamW takes", "learning_rate base_lr eta");
+  add("optim.momentum", FIELD(optim.momentum), "0.9", below(0, 1), "",
+      "sgd: momentum");
+  add("optim.nesterov", FIELD(optim.nesterov), "false", any(), "",
+      "sgd: Nesterov's momentum");
+  add("optim.betas", FIELD(optim.betas), "[0.9, 0.999]", list(below(0, 1), 2, 2), "",
+      "AdamW: decay of the two moments", "beta beta1 beta2 opt_betas");
+  add("optim.eps", FIELD(optim.eps), "1.0e-08", above(0, 1), "",
+      "AdamW: added to the root of the second moment", "epsilon opt_eps");
+  add("optim.weight_decay", FIELD(optim.weight_decay), "0.05", real(0, 1000), "",
+      "decoupled weight decay (matrices and kernels; never norms, biases or positions)", "wd decay l2");
+  add("optim.muon_lr", FIELD(optim.muon_lr), "0.02", real(0, 1000), "",
+      "muon: peak learning rate of the matrices");
+  add("optim.muon_momentum", FIELD(optim.muon_momentum), "0.95", below(0, 1), "",
+      "muon: momentum");
+  add("optim.muon_weight_decay", FIELD(optim.muon_weight_decay), "0.05", real(0, 1000), "",
+      "muon: decoupled weight decay of the matrices");
+  add("optim.schedule", FIELD(optim.schedule), "cosine", one_of({"cosine", "linear", "constant"}), "",
+      "course of the learning rate after the warm-up", "sched scheduler lr_scheduler");
+  add("optim.warmup", FIELD(optim.warmup), "0.05", real(0, 1), "of all steps",
+      "linear rise of the learning rate at the start", "warmup_fraction warmup_ratio warmup_epochs warmup_steps");
+  add("optim.final_lr", FIELD(optim.final_lr), "0", real(0, 1), "of lr",
+      "learning rate at the end", "min_lr lr_min eta_min");
+  add("optim.clip_norm", FIELD(optim.clip_norm), "1", real(0, 1e9), "",
+      "greatest norm of the whole gradient; 0: off", "clip_grad grad_clip max_grad_norm gradient_clip_val");
 
-  add({"train.epochs", FIELD(train.epochs), "10", integer(1, 1000000), "epochs",
-       "passes over the training set", "epoch num_epochs max_epochs"});
-  add({"train.seed", FIELD(train.seed), "0", any(), "",
-       "of weights, order of samples, augmentation and dropout", "random_seed"});
-  add({"train.device", FIELD(train.device), "auto", {Rule{is_device, "auto, cpu, cuda or cuda:N"}}, "",
-       "auto, cpu, cuda or cuda:N; auto takes a GPU where one is visible", "accelerator gpu gpus"});
-  add({"train.precision", FIELD(train.precision), "float32", one_of({"float32", "tf32", "bfloat16", "float16"}), "",
-       "arithmetic; weights stay float32", "dtype amp amp_dtype"});
-  add({"train.threads", FIELD(train.threads), "0", integer(0, 4096), "threads",
-       "CPU threads; 0: one for each core", "workers num_workers num_threads"});
-  add({"train.accumulate", FIELD(train.accumulate), "1", integer(1, 65536), "batches",
-       "batches whose gradients are added before a step",
-       "accumulate_grad_batches grad_accum_steps gradient_accumulation_steps"});
-  add({"train.label_smoothing", FIELD(train.label_smoothing), "0.1", below(0, 1), "",
-       "part of the target that is spread over all classes", "smoothing"});
-  add({"train.ema_decay", FIELD(train.ema_decay), "0", below(0, 1), "",
-       "moving average of the weights, evaluated beside them; 0: off", "ema model_ema_decay"});
-  add({"train.eval_every", FIELD(train.eval_every), "1", integer(1, 1000000), "epochs",
-       "evaluate after every so many epochs (and after the last)", "eval_interval val_interval"});
-  add({"train.checkpoint_every", FIELD(train.checkpoint_every), "1", integer(1, 1000000), "epochs",
-       "write a checkpoint after every so many epochs (and after the last)", "save_every save_interval"});
-  add({"train.keep_last", FIELD(train.keep_last), "1", integer(0, 1000000), "checkpoints",
-       "checkpoints of single epochs that are kept beside last and best", "checkpoint_hist save_top_k"});
-  add({"train.log_every", FIELD(train.log_every), "50", integer(1, 1000000000), "steps",
-       "log after every so many steps", "log_interval print_freq print_every"});
-  add({"train.on_nonfinite", FIELD(train.on_nonfinite), "stop", one_of({"stop", "skip"}), "",
-       "what to do with a step whose loss or gradient is not finite"});
-  add({"train.loss_scale", FIELD(train.loss_scale), "65536", real(1, 16777216), "",
-       "precision float16: loss scale at the start", "grad_scale"});
-  add({"train.output", FIELD(train.output), "runs", {Rule{is_not_empty, "a folder"}}, "",
-       "folder in which run directories are made", "output_dir out_dir log_dir save_dir"});
-  add({"train.tensorboard", FIELD(train.tensorboard), "true", any(), "",
-       "write a TensorBoard event file"});
+  add("train.epochs", FIELD(train.epochs), "10", integer(1, 1000000), "epochs",
+      "passes over the training set", "epoch num_epochs max_epochs");
+  add("train.seed", FIELD(train.seed), "0", any(), "",
+      "of weights, order of samples, augmentation and dropout", "random_seed");
+  add("train.device", FIELD(train.device), "auto", {Rule{is_device, "auto, cpu, cuda or cuda:N"}}, "",
+      "auto, cpu, cuda or cuda:N; auto takes a GPU where one is visible", "accelerator gpu gpus");
+  add("train.precision", FIELD(train.precision), "float32", one_of({"float32", "tf32", "bfloat16", "float16"}), "",
+      "arithmetic; weights stay float32", "dtype amp amp_dtype");
+  add("train.threads", FIELD(train.threads), "0", integer(0, 4096), "threads",
+      "CPU threads; 0: one for each core", "workers num_workers num_threads");
+  add("train.accumulate", FIELD(train.accumulate), "1", integer(1, 65536), "batches",
+      "batches whose gradients are added before a step",
+      "accumulate_grad_batches grad_accum_steps gradient_accumulation_steps");
+  add("train.label_smoothing", FIELD(train.label_smoothing), "0.1", below(0, 1), "",
+      "part of the target that is spread over all classes", "smoothing");
+  add("train.ema_decay", FIELD(train.ema_decay), "0", below(0, 1), "",
+      "moving average of the weights, evaluated beside them; 0: off", "ema model_ema_decay");
+  add("train.eval_every", FIELD(train.eval_every), "1", integer(1, 1000000), "epochs",
+      "evaluate after every so many epochs (and after the last)", "eval_interval val_interval");
+  add("train.checkpoint_every", FIELD(train.checkpoint_every), "1", integer(1, 1000000), "epochs",
+      "write a checkpoint after every so many epochs (and after the last)", "save_every save_interval");
+  add("train.keep_last", FIELD(train.keep_last), "1", integer(0, 1000000), "checkpoints",
+      "checkpoints of single epochs that are kept beside last and best", "checkpoint_hist save_top_k");
+  add("train.log_every", FIELD(train.log_every), "50", integer(1, 1000000000), "steps",
+      "log after every so many steps", "log_interval print_freq print_every");
+  add("train.on_nonfinite", FIELD(train.on_nonfinite), "stop", one_of({"stop", "skip"}), "",
+      "what to do with a step whose loss or gradient is not finite");
+  add("train.loss_scale", FIELD(train.loss_scale), "65536", real(1, 16777216), "",
+      "precision float16: loss scale at the start", "grad_scale");
+  add("train.output", FIELD(train.output), "runs", {Rule{is_not_empty, "a folder"}}, "",
+      "folder in which run directories are made", "output_dir out_dir log_dir save_dir");
+  add("train.tensorboard", FIELD(train.tensorboard), "true", any(), "",
+      "write a TensorBoard event file");
   return keys;
 }
 #undef FIELD

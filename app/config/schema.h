@@ -45,7 +45,7 @@ struct Key {
   Limits limits;
   std::string unit;  // "" where a number is just a number
   std::string help;
-  std::string other_names = {};  // what other programs call it, separated by spaces: for suggestions only
+  std::string other_names;  // what other programs call it, separated by spaces: for suggestions only
   std::string section() const { return path.substr(0, path.find('.')); }
   std::string leaf() const { return path.substr(path.find('.') + 1); }
 };

@@ -54,7 +54,8 @@ struct QueryStatistics {
   using Value = typename E::Value;
   using Acc = typename E::Acc;
   static constexpr int kShare = 32 / kRowsAWarp, kVectors = kDim / kVector<E> / kShare;
-  static constexpr int kEarly = kVectors < 4 ? kVectors : 4;  // 16-byte loads of O in flight with the copies of dO
+  // 16-byte loads of O in flight with the copies of dO; few where the accumulators leave few registers.
+  static constexpr int kFlight = kDim >= 128 ? 1 : 4, kEarly = kVectors < kFlight ? kVectors : kFlight;
   union Vector {
     uint4 bits;
     Value x[kVector<E>];
@@ -85,14 +86,14 @@ struct QueryStatistics {
     if (with_delta && p.o.vector) {
 #pragma unroll
       for (int i = 0; i < kEarly; ++i) add(sum, early[i], d_o, part + i * kShare);
-#pragma unroll 4
+#pragma unroll kFlight
       for (int i = kEarly; i < kVectors; ++i) {
         Vector late;
         late.bits = vector(p, o, query, part + i * kShare, inside);
         add(sum, late, d_o, part + i * kShare);
       }
     } else if (with_delta && inside) {
-#pragma unroll 4
+#pragma unroll kFlight
       for (int channel = part; channel < p.dim; channel += kShare) {
         sum += E::to_acc(o[query * p.o.token + channel * p.o.channel]) * E::to_acc(d_o[channel]);
       }
@@ -138,14 +139,31 @@ __device__ __forceinline__ void add_diagonals(const Acc* ds, Acc* slab, int quer
   }
 }
 
+// The dropout bits of a tile, by row (queries' role) or column (keys') of the thread's accumulators.
+template <bool kKeys, int kTiles>
+struct KeepBits {
+  std::uint32_t bits[kKeys ? kTiles * 2 : 2] = {};
+
+  __device__ __forceinline__ void draw(const Mask& mask, int own0, int streamed0) {
+    if constexpr (kKeys) {
+      keep_for_keys<kTiles * 8>(mask, streamed0, own0 / 16, bits);
+    } else {
+      std::uint32_t rows[2][1];
+      keep_for_queries(mask, own0 + (late(lane_id()) >> 2), streamed0 / 16, rows);
+      bits[0] = rows[0][0], bits[1] = rows[1][0];
+    }
+  }
+};
+
 // From S and the raw dP (both overwritten) to what the products need: s = P with dropout's zeros (scaled by
 // row_sum in the queries' role), dp = dS (scaled alike). own0 and streamed0 are the tile's corner on the line;
 // `column` is the tile's first streamed row in shared memory.
 template <class E, int kDim, bool kKeys, int kTiles>
 __device__ __forceinline__ void probabilities(const BackwardProblem& p, typename E::Acc (&s)[kTiles][4],
                                               typename E::Acc (&dp)[kTiles][4], const BackwardTiles<E, kDim>& tiles,
-                                              const Mask& mask, const typename E::Acc* bias, int own_row, int column,
-                                              int own0, int streamed0) {
+                                              bool dropout, const KeepBits<kKeys, kTiles>& keep,
+                                              const typename E::Acc* bias, int own_row, int column, int own0,
+                                              int streamed0) {
   using Acc = typename E::Acc;
   const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
   const Acc scale = pick(p.logit_scale, Acc{}), keep_scale = pick(p.dropout.scale, Acc{});
@@ -153,16 +171,6 @@ __device__ __forceinline__ void probabilities(const BackwardProblem& p, typename
   // Queries past the end have P = 0 already, by their row_max.
   const bool plain = bias == nullptr && (kKeys ? !p.causal || own0 + kRows - 1 <= streamed0
                                                : last < p.length && (!p.causal || last <= own0));
-  std::uint32_t keep[kKeys ? kTiles * 2 : 2] = {};
-  if (mask.on()) {
-    if constexpr (kKeys) {
-      keep_for_keys<kTiles * 8>(mask, streamed0, own0 / 16, keep);
-    } else {
-      std::uint32_t bits[2][1];
-      keep_for_queries(mask, own0 + g, streamed0 / 16, bits);
-      keep[0] = bits[0][0], keep[1] = bits[1][0];
-    }
-  }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
@@ -183,10 +191,10 @@ __device__ __forceinline__ void probabilities(const BackwardProblem& p, typename
       if (!visible) probability = 0;
       s[n][i] = probability;
       Acc gradient = dp[n][i];
-      if (mask.on()) {
+      if (dropout) {
         // Bit of the key within its block of 16; chunks of 8 start at its middle every other time.
         const int bit = kKeys ? g + (i >> 1) * 8 : (streamed0 & 8) + col;
-        const bool kept = keep[kKeys ? n * 2 + (i & 1) : i >> 1] >> bit & 1;
+        const bool kept = keep.bits[kKeys ? n * 2 + (i & 1) : i >> 1] >> bit & 1;
         gradient = kept ? gradient * keep_scale : Acc{0};
         if (!kept) s[n][i] = 0;
       }
@@ -255,10 +263,12 @@ __device__ __forceinline__ void backward_task(const BackwardProblem& p, const Ba
       // Nothing visible, or no such row. With d_bias the team's barriers below want every warp.
       const bool hidden = p.causal && (kKeys ? streamed0 + kChunk - 1 < own0 : streamed0 > own0 + kRows - 1);
       if (slab == nullptr && (hidden || own0 >= p.length)) continue;
+      KeepBits<kKeys, kTiles> keep;
+      if (mask.on()) keep.draw(mask, own0, streamed0);  // before the products: it wants registers of its own
       Acc s[kTiles][4] = {}, dp[kTiles][4] = {};
       multiply_rows<E, kDim, Shape::kHold, kTiles>(s, rows0, tiles.streamed(0) + column * kLd);
       if (want_ds) multiply_rows<E, kDim, Shape::kHold, kTiles>(dp, rows1, tiles.streamed(1) + column * kLd);
-      probabilities<E, kDim, kKeys>(p, s, dp, tiles, mask, bias, own_row, column, own0, streamed0);
+      probabilities<E, kDim, kKeys>(p, s, dp, tiles, mask.on(), keep, bias, own_row, column, own0, streamed0);
       if constexpr (kKeys) {
         if (p.dv.data != nullptr) {
           multiply_cols<E, kDim, Shape::kOut, kTiles>(result_v, s, tiles.streamed(1) + column * kLd + channel0);

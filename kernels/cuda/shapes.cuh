@@ -85,11 +85,11 @@ struct BackwardShape {
   static constexpr int kMaxOut = sizeof(Acc) == 8 ? 32 : 128;
   static constexpr int kOut = kDim < kMaxOut ? kDim : kMaxOut;
   static constexpr int kParts = kDim / kOut;
-  static constexpr int kRegisters = sizeof(Acc) == 8 ? 255
-                                    : kDim <= 16     ? 128
-                                    : kDim <= 32     ? 168
-                                    : kDim <= 64     ? (E::kTiles == 2 ? 168 : 255)
-                                                     : 255;
+  static constexpr int kRegisters = sizeof(Acc) == 8 || E::kHoldDim == 0 ? 255
+                                    : kDim <= 16                        ? 128
+                                    : kDim <= 32                        ? 168
+                                    : kDim <= 64 && E::kTiles == 2      ? 168
+                                                                        : 255;
   static constexpr int kBlocks = resident_blocks(kWarps, kRegisters);
   static_assert(kWarps > 0);
 };

@@ -32,7 +32,7 @@ __device__ __forceinline__ void stage(typename E::Value* tile, const typename E:
   if (tensor.vector) {
     constexpr int kPerRow = kDim / kVector<E>, kCopies = kRowsAWarp * kPerRow / 32;
     static_assert(kCopies * 32 == kRowsAWarp * kPerRow, "a warp's share is whole");
-#pragma unroll(kCopies < 8 ? kCopies : 8)
+#pragma unroll(kCopies < 4 ? kCopies : 4)
     for (int copy = 0; copy < kCopies; ++copy) {
       const int index = thread + copy * team.threads();
       const int row = index / kPerRow, channel = index % kPerRow * kVector<E>;

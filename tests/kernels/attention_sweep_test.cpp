@@ -1,20 +1,14 @@
 // A random sweep with fixed seeds over all options at once: 160 problems, each on every backend.
-#include <gtest/gtest.h>
-
-#include "tests/kernels/attention_harness.h"
+#include "tests/kernels/backend_test.h"
 
 namespace axial::kernels::testing {
 namespace {
 
-class AttentionSweep : public ::testing::TestWithParam<Device> {};
-
-INSTANTIATE_TEST_SUITE_P(Backends, AttentionSweep, ::testing::Values(Device::kCpu, Device::kCuda),
-                         [](const auto& info) { return backend_name(info.param); });
+class AttentionSweep : public BackendTest {};
+AXIAL_ON_EVERY_BACKEND(AttentionSweep);
 
 TEST_P(AttentionSweep, RandomProblems) {
-  const Backend backend{GetParam(), 2};
-  if (const char* reason = unavailable(backend)) GTEST_SKIP() << reason;
-  for (std::uint64_t seed = 0; seed < 160; ++seed) EXPECT_EQ(check(random_case(seed), backend), "");
+  for (std::uint64_t seed = 0; seed < 160; ++seed) EXPECT_EQ(check(random_case(seed), backend_), "");
 }
 
 }  // namespace

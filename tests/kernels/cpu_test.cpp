@@ -10,12 +10,10 @@
 #include "kernels/cpu/targets.h"
 // After targets.h.
 #include "hwy/highway.h"
-#include "tests/kernels/attention_harness.h"
+#include "tests/kernels/backend_test.h"
 
 namespace axial::kernels::testing {
 namespace {
-
-constexpr DType kTypes[] = {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 TEST(Cpu, ResultsDoNotDependOnThreads) {
   for (const std::int64_t length : {7, 64, 150}) {

@@ -1,13 +1,11 @@
 // What belongs to neither device: types, the rounded dropout probability, and that contradictory problems are
 // refused, by both devices and with the same words.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <functional>
 
 #include "kernels/validate.h"
-#include "tests/kernels/attention_harness.h"
+#include "tests/kernels/backend_test.h"
 
 namespace axial::kernels::testing {
 namespace {
@@ -64,11 +62,8 @@ struct Calls {
   }
 };
 
-class Statuses : public ::testing::TestWithParam<Device> {
+class Statuses : public BackendTest {
  protected:
-  void SetUp() override {
-    if (const char* reason = unavailable({GetParam(), 1})) GTEST_SKIP() << reason;
-  }
   Status forward(const Calls& calls) {
     return GetParam() == Device::kCpu ? cpu::attention_forward(calls.problem, calls.output)
                                       : cuda::attention_forward(calls.problem, calls.output, nullptr);
@@ -88,8 +83,7 @@ class Statuses : public ::testing::TestWithParam<Device> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, Statuses, ::testing::Values(Device::kCpu, Device::kCuda),
-                         [](const auto& info) { return backend_name(info.param); });
+AXIAL_ON_EVERY_BACKEND(Statuses);
 
 TEST_P(Statuses, ContradictoryProblems) {
   expect_invalid("head_dim", [](Calls& c) { c.problem.head_dim = 0; });

@@ -1,12 +1,11 @@
 // Strides and offsets past 2^31 and 2^32 elements: three lines, 2^31 + 64 elements apart, in one sparse allocation.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/convert.h"
-#include "tests/kernels/attention_harness.h"
+#include "tests/kernels/backend_test.h"
 
 #ifdef AXIAL_WITH_CUDA
 #include <cuda_runtime.h>
@@ -47,7 +46,9 @@ class Memory {
   void copy(void* to, const void* from, std::size_t bytes) const {
     if (device_ == Device::kCpu) std::memcpy(to, from, bytes);
 #ifdef AXIAL_WITH_CUDA
-    if (device_ == Device::kCuda) ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), cudaSuccess);
+    if (device_ == Device::kCuda) {
+      ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), cudaSuccess);
+    }
 #endif
   }
 
@@ -57,14 +58,10 @@ class Memory {
   Device device_;
 };
 
-class LargeStrides : public ::testing::TestWithParam<Device> {};
-
-INSTANTIATE_TEST_SUITE_P(Backends, LargeStrides, ::testing::Values(Device::kCpu, Device::kCuda),
-                         [](const auto& info) { return backend_name(info.param); });
+class LargeStrides : public BackendTest {};
+AXIAL_ON_EVERY_BACKEND(LargeStrides);
 
 TEST_P(LargeStrides, PastTwoToThe32) {
-  const Backend backend{GetParam(), 1};
-  if (const char* reason = unavailable(backend)) GTEST_SKIP() << reason;
   const Memory memory(GetParam());
   if (memory.data == nullptr) GTEST_SKIP() << "needs " << (kBytes >> 30) << " GiB";
   const bool on_cpu = GetParam() == Device::kCpu;
@@ -147,7 +144,7 @@ TEST_P(LargeStrides, PastTwoToThe32) {
       }
     }
   }
-  EXPECT_EQ(compare(c, backend, out, expected), "");
+  EXPECT_EQ(compare(c, backend_, out, expected), "");
 #ifdef AXIAL_WITH_CUDA
   if (!on_cpu) {
     (void)cudaFree(row_max);

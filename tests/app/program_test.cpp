@@ -1,0 +1,173 @@
+// The commands, as a user meets them.
+
+#include <cstdio>
+#include <fstream>
+
+#include <ATen/Context.h>
+#include <nlohmann/json.hpp>
+#include <png.h>
+
+#include "app/checkpoint/safetensors.h"
+#include "app/config/load.h"
+#include "tests/app/program.h"
+
+namespace axial::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Commands : public ProgramTest {};
+
+TEST_F(Commands, TrainEvalAndPredictAgree) {
+  const Outcome trained = run(small("run", {"train.epochs=2"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const json result = json::parse(trained.out);
+  for (const char* key : {"top1", "loss", "epochs", "images_per_second", "train_seconds", "run"}) {
+    EXPECT_TRUE(result.contains(key)) << key;
+  }
+  EXPECT_EQ(result.at("epochs"), 2);
+  EXPECT_EQ(result.at("run"), "run");
+  for (const char* name : {"config.yaml", "train.log", "metrics.csv", "checkpoints/last.safetensors",
+                           "checkpoints/best.safetensors", "checkpoints/epoch-0002.safetensors"}) {
+    EXPECT_TRUE(fs::exists(folder_ / "run" / name)) << name;
+  }
+  const Outcome evaluated = run({"eval", "run/checkpoints/last.safetensors"});
+  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+  EXPECT_EQ(json::parse(evaluated.out).at("top1"), result.at("top1"));
+  EXPECT_EQ(json::parse(evaluated.out).at("loss"), result.at("loss"));
+
+  const Outcome predicted = run({"predict", "run", "0", "3", "--top", "2"});
+  ASSERT_EQ(predicted.code, 0) << predicted.err;
+  EXPECT_EQ(lines_of(predicted.out), 4u) << predicted.out;
+  EXPECT_EQ(predicted.out.substr(0, 2), "0\t");
+
+  const Outcome described = run({"info", "run"});
+  EXPECT_EQ(described.code, 0) << described.err;
+  for (const char* part : {"model", "optimizer", "configuration:", "synthetic_train: 192", "10 classes"}) {
+    EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
+  }
+}
+
+TEST_F(Commands, PredictReadsPicturesAndNamesTheOnesItCannot) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  const std::vector<unsigned char> pixels(40 * 30 * 3, 128);
+  png_image image = {};
+  image.version = PNG_IMAGE_VERSION;
+  image.width = 40;
+  image.height = 30;
+  image.format = PNG_FORMAT_RGB;
+  ASSERT_TRUE(png_image_write_to_file(&image, (folder_ / "gray \xc3\xa9.png").c_str(), 0, pixels.data(), 0, nullptr));
+  std::ofstream(folder_ / "empty.png").close();
+  const Outcome o = run({"predict", "run", "gray \xc3\xa9.png", "empty.png", "missing.jpg", "99999999"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(lines_of(o.out), 1u) << o.out;
+  EXPECT_EQ(o.out.rfind("gray", 0), 0u) << o.out;
+  EXPECT_EQ(lines_of(o.err), 3u) << o.err;
+  for (const char* part : {"empty.png", "missing.jpg", "99999999"}) EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
+}
+
+TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
+  expect_error(run({}), 2, {});
+  expect_error(run({"trian"}), 2, {"trian"});
+  expect_error(run({"train", "--no-such"}), 2, {"--no-such"});
+  expect_error(run({"train", "-c"}), 2, {"-c"});
+  expect_error(run({"train", "--stop-after", "-1"}), 2, {"--stop-after"});
+  expect_error(run({"train", "optim.learning_rte=0.1"}), 2, {"optim.learning_rte", "optim.lr"});
+  expect_error(run({"train", "oops"}), 2, {"oops", "key=value"});
+  expect_error(run({"train", "-c", "missing.yaml"}), 2, {"missing.yaml"});
+  expect_error(run({"train", "--resume", "--overwrite"}), 2, {"--resume", "--overwrite"});
+  expect_error(run({"train", "model.heads=3"}), 2, {"model.heads"});
+  expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
+  expect_error(run({"gradcheck", "--dtype", "int8"}), 2, {"int8"});
+}
+
+TEST_F(Commands, OverridesAfterAConfigAreNotSwallowed) {
+  const Outcome o = run({"config", "-c", config("smoke.yaml"), "optim.lr=1e-3", "-c", config("smoke.yaml"), "train.seed=7"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("seed: 7"), std::string::npos) << o.out;
+  const app::Config parsed = app::parse_config(o.out, "printed");
+  EXPECT_EQ(parsed.train.seed, 7u);
+  EXPECT_EQ(parsed.optim.lr, 1e-3);
+}
+
+TEST_F(Commands, HelpGoesToStandardOutput) {
+  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck"}) {
+    const Outcome o = command.empty() ? run({"--help"}) : run({command, "--help"});
+    EXPECT_EQ(o.code, 0);
+    EXPECT_EQ(o.err, "");
+    EXPECT_NE(o.out.find("xample"), std::string::npos) << o.out;
+    EXPECT_LE(lines_of(o.out), 40u) << "more than a screen: " << o.out;
+  }
+}
+
+TEST_F(Commands, DryRunChecksEverythingAndWritesNothing) {
+  auto arguments = small("run");
+  arguments.push_back("--dry-run");
+  const Outcome o = run(arguments);
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("parameters"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  arguments.push_back("data.dataset=mnist");
+  arguments.push_back("data.dir=nowhere");
+  expect_error(run(arguments), 1, {"nowhere"});
+}
+
+TEST_F(Commands, Case14_ACheckpointOfAnotherModelIsNamedNotLoaded) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  app::SafetensorsFile file = app::read_safetensors(last);
+  const std::string yaml = file.metadata.at("axial.config");
+  app::Config wider = app::parse_config(yaml, "checkpoint");
+  wider.model.dim = {32, 64};
+  file.metadata["axial.config"] = app::to_yaml(wider);
+  app::write_safetensors(folder_ / "other.safetensors", file);
+  expect_error(run({"eval", "other.safetensors"}), 1, {"other.safetensors", "[32", "[16"});
+  expect_error(run({"eval", config("smoke.yaml")}), 1, {"smoke.yaml"});
+}
+
+TEST_F(Commands, Case34_CudaThatIsNotThereIsNamed) {
+  const Outcome o = run(small("run", {"train.device=cuda"}), {{"CUDA_VISIBLE_DEVICES", ""}});
+  expect_error(o, 1, {"cuda"});
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+// Every configuration that ships trains for some steps.
+class Configurations : public ProgramTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(Configurations, Trains) {
+  const std::string name = GetParam();
+  std::vector<std::string> arguments = {"train", "-c", config(name), "-o", "run", "train.epochs=1", "train.device=cpu"};
+  if (name == "cifar10.yaml") {
+    for (const char* file : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+                             "data_batch_5.bin", "test_batch.bin"}) {
+      std::ofstream out(folder_ / file, std::ios::binary);
+      for (int i = 0; i < 12; ++i) {
+        std::string record(3073, static_cast<char>(i * 20));
+        record[0] = static_cast<char>(i % 10);
+        out << record;
+      }
+    }
+    arguments.insert(arguments.end(), {"data.dir=.", "data.batch_size=4"});
+  } else if (name != "smoke.yaml") {
+    if (!fs::exists("/usr/share/datasets/fashion-mnist")) GTEST_SKIP() << "Fashion-MNIST is not installed";
+    arguments.insert(arguments.end(), {"data.train_limit=64", "data.batch_size=16", "data.eval_batch_size=2000"});
+  }
+  const Outcome o = run(arguments);
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(lines_of(o.out), 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Configurations,
+                         testing::Values("smoke.yaml", "fashion_mnist_cpu.yaml", "fashion_mnist.yaml", "cifar10.yaml"));
+
+TEST(ConfigurationsList, IsComplete) {
+  int count = 0;
+  for (const auto& entry : fs::directory_iterator(std::string(AXIAL_SOURCE_DIR) + "/configs")) {
+    count += entry.path().extension() == ".yaml" ? 1 : 0;
+  }
+  EXPECT_EQ(count, 4) << "add the new configuration to the test above";
+}
+
+}  // namespace
+}  // namespace axial::test

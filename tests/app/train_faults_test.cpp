@@ -1,0 +1,112 @@
+// What goes wrong while training, and what is left afterwards.
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include "app/checkpoint/safetensors.h"
+#include "app/config/load.h"
+#include "app/train/evaluate.h"
+#include "app/train/schedule.h"
+#include "tests/app/program.h"
+
+namespace axial::test {
+namespace {
+
+namespace fs = std::filesystem;
+using app::SafetensorsFile;
+
+void expect_finite(const fs::path& path) {
+  for (const auto& [name, tensor] : app::read_safetensors(path).tensors) {
+    if (tensor.is_floating_point()) EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << path << ": " << name;
+  }
+}
+
+class TrainFaults : public ProgramTest {};
+
+TEST_F(TrainFaults, Case30_ANanLossStopsTheRunAndNamesStepAndMetric) {
+  // The first epoch is sound; then a weight goes bad, as a cosmic ray or a bad disk would have it.
+  auto arguments = small("run");
+  arguments.insert(arguments.end(), {"--stop-after", "1"});
+  ASSERT_EQ(run(arguments).code, 0);
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  SafetensorsFile file = app::read_safetensors(last);
+  const std::string best_before = read_file(folder_ / "run" / "checkpoints" / "best.safetensors");
+  file.tensors.at("model.head.weight").view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
+  app::write_safetensors(last, file);
+  const Outcome stopped = run({"train", "--resume=run"});
+  EXPECT_EQ(stopped.code, 1);
+  EXPECT_EQ(stopped.out, "");
+  for (const char* part : {"step 6", "training loss is nan", "last good checkpoint"}) {
+    EXPECT_NE(stopped.err.find(part), std::string::npos) << part << " in " << stopped.err;
+  }
+  EXPECT_EQ(read_file(folder_ / "run" / "checkpoints" / "best.safetensors"), best_before);
+  expect_finite(folder_ / "run" / "checkpoints" / "best.safetensors");
+}
+
+TEST_F(TrainFaults, Case30_SkippedUpdatesLeaveWeightsAndStatisticsFinite) {
+  // pixels / 1e-45 overflow: every loss and every running statistic would be NaN
+  const Outcome o = run(small("run", {"train.on_nonfinite=skip", "data.std=1e-45", "train.epochs=2"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("update skipped"), std::string::npos) << o.err;
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  expect_finite(last);
+  const auto progress = nlohmann::json::parse(app::read_safetensors(last).metadata.at("axial.progress"));
+  EXPECT_EQ(progress.at("updates"), 0);
+  EXPECT_EQ(progress.at("skipped"), 12);
+  EXPECT_EQ(progress.at("best_top1"), -1) << "a metric that is not finite became the best";
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "checkpoints" / "best.safetensors"));
+}
+
+TEST_F(TrainFaults, Case31_AnOverflowInFloat16AdvancesNothingAndTheScaleSurvivesAResume) {
+  const std::vector<std::string> more = {"train.precision=float16", "train.loss_scale=16777216"};
+  auto arguments = small("run", more);
+  arguments.insert(arguments.end(), {"--stop-after", "1"});
+  const Outcome o = run(arguments);
+  ASSERT_EQ(o.code, 0) << o.err;
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  const auto before = nlohmann::json::parse(app::read_safetensors(last).metadata.at("axial.progress"));
+  EXPECT_GT(before.at("skipped"), 0) << "the scale was meant to overflow";
+  EXPECT_EQ(before.at("updates").get<int>() + before.at("skipped").get<int>(), 6);
+  EXPECT_LT(before.at("loss_scale"), 16777216);
+  expect_finite(last);
+  ASSERT_EQ(run({"train", "--resume=run", "--stop-after", "1.34"}).code, 0);
+  const auto after = nlohmann::json::parse(app::read_safetensors(last).metadata.at("axial.progress"));
+  EXPECT_LE(after.at("loss_scale"), before.at("loss_scale"));
+}
+
+TEST(BatchSums, Case32_AMeanIsOverSamplesNotOverBatches) {
+  // losses 1,1,1,1 and 5 in batches of 4 and 1
+  const at::Tensor logits = at::zeros({4, 3}), one = at::zeros({1, 3});
+  const at::Tensor sums = app::batch_sums(logits, at::zeros({4}, at::kLong), at::ones({})) +
+                          app::batch_sums(one, at::ones({1}, at::kLong), at::full({}, 5.0));
+  EXPECT_DOUBLE_EQ(sums[0].item<double>() / sums[2].item<double>(), 1.8);
+  EXPECT_DOUBLE_EQ(sums[1].item<double>(), 4);
+}
+
+TEST(Schedule, WarmsUpAndEndsWhereItShould) {
+  app::OptimConfig c = app::load_config({}, {"optim.warmup=0.1", "optim.final_lr=0.01"}).optim;
+  EXPECT_DOUBLE_EQ(app::learning_rate_factor(c, 0, 100), 0.1);
+  EXPECT_DOUBLE_EQ(app::learning_rate_factor(c, 9, 100), 1);
+  EXPECT_DOUBLE_EQ(app::learning_rate_factor(c, 55, 100), 0.01 + 0.99 * 0.5);
+  EXPECT_NEAR(app::learning_rate_factor(c, 100, 100), 0.01, 1e-12);
+  c.schedule = "linear";
+  EXPECT_DOUBLE_EQ(app::learning_rate_factor(c, 55, 100), 0.01 + 0.99 * 0.5);
+  c.schedule = "constant";
+  EXPECT_DOUBLE_EQ(app::learning_rate_factor(c, 99, 100), 1);
+  for (int u = 0; u < 1000; ++u) EXPECT_LE(app::learning_rate_factor(c, u, 1), 1);
+}
+
+TEST_F(TrainFaults, AnUnwritableFolderIsRefusedBeforeTheFirstStep) {
+  std::ofstream(folder_ / "file") << "in the way";
+  const Outcome o = run(small("file/run"));
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("file/run"), std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("epoch"), std::string::npos) << "trained first: " << o.err;
+}
+
+}  // namespace
+}  // namespace axial::test

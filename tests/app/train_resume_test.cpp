@@ -1,0 +1,173 @@
+// A run that was stopped and resumed is the run that was not: weights, averages, optimiser, sums and metrics,
+// to the last bit.
+
+#include <csignal>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include <ATen/Context.h>
+#include <nlohmann/json.hpp>
+
+#include "app/checkpoint/safetensors.h"
+#include "tests/app/program.h"
+
+namespace axial::test {
+namespace {
+
+using app::SafetensorsFile;
+
+std::filesystem::path last(const std::filesystem::path& run) { return run / "checkpoints" / "last.safetensors"; }
+
+void expect_same_checkpoint(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const SafetensorsFile x = app::read_safetensors(a), y = app::read_safetensors(b);
+  ASSERT_EQ(x.tensors.size(), y.tensors.size());
+  ASSERT_GT(x.tensors.size(), 50u);
+  for (const auto& [name, tensor] : x.tensors) {
+    ASSERT_TRUE(y.tensors.count(name)) << name;
+    const at::Tensor& other = y.tensors.at(name);
+    ASSERT_EQ(tensor.nbytes(), other.nbytes()) << name;
+    if (tensor.nbytes() == 0) continue;
+    EXPECT_EQ(std::memcmp(tensor.const_data_ptr(), other.const_data_ptr(), tensor.nbytes()), 0) << name;
+  }
+  auto progress = [](const SafetensorsFile& file) {
+    nlohmann::json p = nlohmann::json::parse(file.metadata.at("axial.progress"));
+    p.erase("train_seconds");
+    return p;
+  };
+  EXPECT_EQ(progress(x), progress(y));
+  EXPECT_EQ(x.metadata.at("axial.ema_updates"), y.metadata.at("axial.ema_updates"));
+}
+
+// metrics.csv without its two columns of time.
+std::string metrics(const std::filesystem::path& run) {
+  std::string result;
+  std::istringstream text(read_file(run / "metrics.csv"));
+  for (std::string line; std::getline(text, line);) {
+    for (int i = 0; i < 2; ++i) line.resize(line.rfind(','));
+    result += line + "\n";
+  }
+  return result;
+}
+
+class Resume : public ProgramTest, public testing::WithParamInterface<std::vector<std::string>> {};
+
+TEST_P(Resume, IsBitEqualToTheRunThatNeverStopped) {
+  for (const std::string& option : GetParam()) {
+    if (option == "train.device=cuda" && !at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  }
+  Outcome o = run(small("whole", GetParam()));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(lines_of(o.out), 1u);
+  for (const std::string stop : {"1", "1.5"}) {
+    auto arguments = small("parts" + stop, GetParam());
+    arguments.insert(arguments.end(), {"--stop-after", stop});
+    o = run(arguments);
+    ASSERT_EQ(o.code, 0) << o.err;
+    o = run({"train", "--resume=parts" + stop});
+    ASSERT_EQ(o.code, 0) << o.err;
+    expect_same_checkpoint(last(folder_ / "whole"), last(folder_ / ("parts" + stop)));
+    EXPECT_EQ(metrics(folder_ / "whole"), metrics(folder_ / ("parts" + stop)));
+  }
+  EXPECT_EQ(lines_of(metrics(folder_ / "whole")), 4u);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, Resume,
+    testing::Values(std::vector<std::string>{"optim.name=adamw"},
+                    std::vector<std::string>{"optim.name=muon", "train.accumulate=4"},
+                    std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "optim.nesterov=true", "augment.flip=true",
+                                             "augment.erase=0.5", "train.precision=bfloat16"},
+                    std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
+                    std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
+                    std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
+                    std::vector<std::string>{"train.device=cuda"}));
+
+class Training : public ProgramTest {};
+
+TEST_F(Training, SigtermEndsWith143AndACheckpointThatResumesExactly) {
+  const std::vector<std::string> more = {"train.epochs=4", "data.synthetic_train=640"};
+  ASSERT_EQ(run(small("whole", more)).code, 0);
+  Program program(small("parts", more), folder_);
+  while (program.running() && program.err().find("epoch 2/4  batch 3/") == std::string::npos) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  ::kill(program.pid(), SIGTERM);
+  const Outcome stopped = program.wait();
+  EXPECT_EQ(stopped.code, 143) << stopped.err;
+  EXPECT_NE(stopped.err.find("--resume=parts"), std::string::npos) << stopped.err;
+  const Outcome resumed = run({"train", "--resume=parts"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  expect_same_checkpoint(last(folder_ / "whole"), last(folder_ / "parts"));
+  EXPECT_EQ(metrics(folder_ / "whole"), metrics(folder_ / "parts"));
+}
+
+TEST_F(Training, Case17_KilledAtRandomMomentsLosesNothing) {
+  const std::vector<std::string> more = {"train.epochs=6"};
+  ASSERT_EQ(run(small("whole", more)).code, 0);
+  std::mt19937 random(17);
+  int kills = 0;
+  for (int i = 0; i < 12; ++i) {
+    std::vector<std::string> arguments = small("parts", more);
+    if (std::filesystem::exists(last(folder_ / "parts"))) {
+      arguments = {"train", "--resume=parts"};
+    } else if (i > 0) {
+      arguments.push_back("--overwrite");
+    }
+    Program program(arguments, folder_);
+    while (program.running() && program.err().find("epoch ") == std::string::npos) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
+    if (program.running()) ++kills;
+    ::kill(program.pid(), SIGKILL);
+    program.wait();
+  }
+  EXPECT_GT(kills, 3);
+  const Outcome resumed = run({"train", "--resume=parts"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  expect_same_checkpoint(last(folder_ / "whole"), last(folder_ / "parts"));
+  EXPECT_EQ(metrics(folder_ / "whole"), metrics(folder_ / "parts"));
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "parts" / "checkpoints")) {
+    EXPECT_EQ(entry.path().extension(), ".safetensors") << "left behind: " << entry.path();
+  }
+}
+
+TEST_F(Training, Case16_LearningRatesOfALinearScheduleSurviveAResume) {
+  const std::vector<std::string> more = {"train.epochs=10", "data.batch_size=192", "optim.schedule=linear"};
+  ASSERT_EQ(run(small("whole", more)).code, 0);
+  auto arguments = small("parts", more);
+  arguments.insert(arguments.end(), {"--stop-after", "5"});
+  ASSERT_EQ(run(arguments).code, 0);
+  ASSERT_EQ(run({"train", "--resume=parts"}).code, 0);
+  EXPECT_EQ(lines_of(metrics(folder_ / "whole")), 11u);
+  EXPECT_EQ(metrics(folder_ / "whole"), metrics(folder_ / "parts"));
+  expect_same_checkpoint(last(folder_ / "whole"), last(folder_ / "parts"));
+}
+
+TEST_F(Training, Case20_AFinishedRunIsLeftAsItIs) {
+  ASSERT_EQ(run(small("run")).code, 0);
+  std::map<std::string, std::string> before;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / "run")) {
+    if (entry.is_regular_file()) before[entry.path().string()] = read_file(entry.path());
+  }
+  const Outcome again = run({"train", "--resume=run"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_NE(again.err.find("finished"), std::string::npos) << again.err;
+  EXPECT_EQ(lines_of(again.out), 1u);
+  for (const auto& [path, bytes] : before) EXPECT_EQ(read_file(path), bytes) << path;
+}
+
+TEST_F(Training, ResumeRefusesWhatWouldChangeTheUpdates) {
+  auto arguments = small("run");
+  arguments.insert(arguments.end(), {"--stop-after", "1"});
+  ASSERT_EQ(run(arguments).code, 0);
+  expect_error(run({"train", "--resume=run", "optim.lr=0.5"}), 2, {"optim.lr", "resumed"});
+  expect_error(run({"train", "--resume=nowhere"}), 1, {"nowhere"});
+  // a run that exists is not overwritten unless asked
+  expect_error(run({"train", "-c", config("smoke.yaml"), "-o", "run", "train.device=cpu"}), 1, {"run", "--overwrite"});
+  EXPECT_EQ(run(small("run", {"--overwrite", "train.epochs=1"})).code, 0);
+}
+
+}  // namespace
+}  // namespace axial::test
