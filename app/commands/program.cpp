@@ -1,5 +1,6 @@
 // The command line: what CLI11 parses, and how failures become one line and an exit code.
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -110,6 +111,13 @@ int parse_and_run(int argc, char** argv) {
 
   std::vector<std::string> arguments = split_resume(argc, argv);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+  const auto commands = program.get_subcommands([](const CLI::App*) { return true; });
+  if (!arguments.empty() && arguments.back().rfind('-', 0) != 0 &&
+      std::none_of(commands.begin(), commands.end(),
+                   [&](const CLI::App* command) { return command->get_name() == arguments.back(); })) {
+    throw ConfigError("command line: unknown command " + arguments.back() +
+                      "; expected train, eval, predict, config, info or gradcheck");
+  }
   try {
     program.parse(arguments);
   } catch (const CLI::Success& e) {  // --help, --version

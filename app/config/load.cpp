@@ -68,7 +68,7 @@ class Loader {
       throw ConfigError(name + ": expected sections (model, data, ...) at the top level, found " +
                         (root->kind == Node::Kind::kList ? "a list" : "a single value"));
     for (const Entry& section : root->entries) {
-      const std::string at = origin.at(section.line) + ": " + section.key + ": ";
+      const std::string at = origin.at(section.line) + ": " + excerpt(section.key) + ": ";
       if (!is_section(section.key)) unknown(at, "", section.key, *section.value);
       if (section.value->kind != Node::Kind::kMap)
         throw ConfigError(
@@ -83,7 +83,7 @@ class Loader {
     const Origin origin{"command line", false};
     const std::size_t equals = argument.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw ConfigError("command line: " + argument + ": expected key=value, such as optim.lr=1e-3");
+      throw ConfigError("command line: " + excerpt(argument) + ": expected key=value, such as optim.lr=1e-3");
     const std::string path = argument.substr(0, equals);
     const std::string value = argument.substr(equals + 1);
     const std::size_t dot = path.find('.');
@@ -134,7 +134,7 @@ class Loader {
       node = parse_yaml(value, origin);
     } catch (const ConfigError& error) {
       const std::string message = error.what();
-      throw ConfigError(origin.name + ": " + path + message.substr(origin.name.size()));
+      throw ConfigError(origin.name + ": " + excerpt(path) + message.substr(origin.name.size()));
     }
     return node != nullptr ? node : std::make_shared<Node>();
   }
@@ -142,7 +142,7 @@ class Loader {
   void set(const std::string& section, const std::string& leaf, const Node& value, const std::string& where) {
     const std::string path = section.empty() ? leaf : section + "." + leaf;
     const Key* key = section.empty() ? nullptr : find_key(path);
-    if (key == nullptr) unknown(where + ": " + path + ": ", section, leaf, value);
+    if (key == nullptr) unknown(where + ": " + excerpt(path) + ": ", section, leaf, value);
     const std::string error = assign(*key, value, config_);
     if (!error.empty()) throw ConfigError(where + ": " + path + ": " + error);
     set_at_[path] = where;

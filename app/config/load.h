@@ -13,7 +13,7 @@ namespace axial::app {
 // What the user wrote is wrong: one line "file:line: model.dim: expected ..., found ..." (or "command
 // line: ..."). Exit code 2.
 struct ConfigError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit ConfigError(const std::string& message);  // control characters become spaces: keys may hold any
 };
 
 // Defaults, then each file in order (later wins), then the overrides "key.sub=value" in order: a key that is

@@ -72,18 +72,12 @@ bool is_printable(const std::string& text) {
   return true;
 }
 
-std::string shorten(const std::string& text) {
-  std::string result;
-  for (const char c : text.substr(0, 60)) result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  return text.size() > 60 ? result + "..." : result;
-}
-
 std::string describe(const Node& node) {
   switch (node.kind) {
     case Node::Kind::kNull:
       return "no value";
     case Node::Kind::kScalar:
-      return node.quoted ? "the text \"" + shorten(node.text) + "\"" : shorten(node.text);
+      return node.quoted ? "the text \"" + excerpt(node.text) + "\"" : excerpt(node.text);
     case Node::Kind::kList:
       return "a list of " + std::to_string(node.items.size());
     case Node::Kind::kMap:
@@ -172,7 +166,7 @@ Found read(const Node& node, const Limits& limits, std::vector<T>* out) {
     // a single value stands for a list of one
     if (Found found = add(node); !found.empty()) {
       const bool bare = node.kind == Node::Kind::kScalar && node.text.find(',') != std::string::npos;
-      return bare ? found + " (a list is written [" + shorten(node.text) + "])" : found;
+      return bare ? found + " (a list is written [" + excerpt(node.text) + "])" : found;
     }
   }
   if (values.size() < limits.least || values.size() > limits.most)

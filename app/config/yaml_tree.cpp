@@ -73,15 +73,15 @@ class TreeBuilder : public YAML::EventHandler {
 
   void check_tag(const std::string& tag, const YAML::Mark& mark) const {
     if (!tag.empty() && tag != "?" && tag != "!")
-      fail(mark.line + 1, "tags such as " + tag + " are not supported; write the value without one");
+      fail(mark.line + 1, "tags such as " + excerpt(tag) + " are not supported; write the value without one");
   }
 
   std::string path(const std::string& leaf) const {
     std::string result;
     for (const Open& open : stack_) {
-      if (&open != &stack_.back() && open.has_key) result += open.key + ".";
+      if (&open != &stack_.back() && open.has_key) result += excerpt(open.key) + ".";
     }
-    return result + leaf;
+    return result + excerpt(leaf);
   }
 
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
@@ -131,6 +131,15 @@ class TreeBuilder : public YAML::EventHandler {
 };
 
 }  // namespace
+
+ConfigError::ConfigError(const std::string& message)
+    : std::runtime_error([&] {
+        std::string line = message;
+        for (char& c : line) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
+        return line;
+      }()) {}
+
+std::string excerpt(const std::string& text) { return text.size() > 60 ? text.substr(0, 60) + "..." : text; }
 
 NodePtr parse_yaml(const std::string& text, const Origin& origin) {
   std::istringstream stream(text);

@@ -34,6 +34,9 @@ struct Node {
   std::vector<Entry> entries;  // kMap, in order, no key twice
 };
 
+// Text of the user's in an error: its beginning.
+std::string excerpt(const std::string& text);
+
 // One document. Empty text gives nullptr. Throws ConfigError with origin and line.
 NodePtr parse_yaml(const std::string& text, const Origin& origin);
 

@@ -119,7 +119,7 @@ void remove_run(const fs::path& path) {
 RunDirectory::RunDirectory(fs::path path, Mode mode) : path_(std::move(path)) {
   const auto refuse_existing = [&] {
     if (mode == Mode::kNew && is_run(path_))
-      fail(path_, "a run is there already; resume it, allow overwriting, or choose another folder");
+      fail(path_, "a run is there already; continue it (--resume), replace it (--overwrite), or choose another folder");
   };
   refuse_existing();
   make_folder(path_);

@@ -113,8 +113,7 @@ struct Half {
 struct Bf16 : Half<__nv_bfloat16> {
   static constexpr const char* kName = "bf16 mma.sync m16n8k16";
   static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
@@ -124,8 +123,7 @@ struct Bf16 : Half<__nv_bfloat16> {
 struct Fp16 : Half<__half> {
   static constexpr const char* kName = "fp16 mma.sync m16n8k16";
   static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
@@ -187,8 +185,7 @@ struct Tf32 : Step8<float, float2, std::uint32_t, RoundToTf32> {
   static constexpr int kHoldDim = 32;
   static constexpr int pad(int) { return 8; }
   static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
-    asm(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
@@ -202,8 +199,8 @@ struct Fp64 : Step8<double, double2, double, KeepDouble> {
   static constexpr int pad(int dim) { return dim >= 256 ? 2 : 8; }  // 256: what 99 KB leave room for
   static __device__ __forceinline__ void quarter(double& c0, double& c1, double a, double b) {
     asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                 : "+d"(c0), "+d"(c1)
-                 : "d"(a), "d"(b));
+        : "+d"(c0), "+d"(c1)
+        : "d"(a), "d"(b));
   }
   static __device__ __forceinline__ void mma(double (&c)[4], const A& a, const B& b) {
     quarter(c[0], c[1], a.x[0], b.x[0]);

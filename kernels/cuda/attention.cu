@@ -26,10 +26,14 @@ constexpr std::int64_t kMaxSlabs = 2048, kMaxSlabBytes = 64 << 20;
 template <class Call>
 Status with_policy(const AttentionProblem& problem, Call&& call) {
   switch (problem.dtype) {
-    case DType::kBFloat16: return call(Bf16{});
-    case DType::kFloat16: return call(Fp16{});
-    case DType::kFloat32: return problem.math == Math::kTF32 ? call(Tf32{}) : call(Fp32{});
-    case DType::kFloat64: return call(Fp64{});
+    case DType::kBFloat16:
+      return call(Bf16{});
+    case DType::kFloat16:
+      return call(Fp16{});
+    case DType::kFloat32:
+      return problem.math == Math::kTF32 ? call(Tf32{}) : call(Fp32{});
+    case DType::kFloat64:
+      return call(Fp64{});
   }
   return failure(Code::kUnsupported, "dtype %d has no CUDA kernel", static_cast<int>(problem.dtype));
 }
@@ -145,7 +149,8 @@ constexpr int kSumDiagonals = 32, kSumParts = 8;
 // eighth slab, and the first adds the eight sums in order.
 template <class Acc>
 __global__ void __launch_bounds__(kSumDiagonals* kSumParts)
-    sum_slabs_kernel(const Acc* slabs, Acc* d_bias, int heads, std::int64_t diagonals, std::int64_t slots, int split) {
+    sum_slabs_kernel(const Acc* slabs, Acc* d_bias, int heads, std::int64_t diagonals, std::int64_t slots,
+                     int split) {
   __shared__ Acc sums[kSumParts][kSumDiagonals];
   const int lane = threadIdx.x % kSumDiagonals, part = threadIdx.x / kSumDiagonals;
   const std::int64_t columns = (diagonals + kSumDiagonals - 1) / kSumDiagonals;
@@ -218,8 +223,8 @@ Status usable() {
   error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(dropout_mask_kernel));
   if (error == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
-  return failure(Code::kDevice, "CUDA device %d has compute capability %d.%d; the kernels were built for %s: %s", device,
-                 major, minor, architectures(), cudaGetErrorString(error));
+  return failure(Code::kDevice, "CUDA device %d has compute capability %d.%d; the kernels were built for %s: %s",
+                 device, major, minor, architectures(), cudaGetErrorString(error));
 }
 
 Status attention_forward(const AttentionProblem& problem, const AttentionOutput& output, CUstream_st* stream) {
@@ -251,7 +256,8 @@ Status attention_backward(const AttentionProblem& problem, const AttentionGradie
   if (empty(problem)) {
     if (gradients.d_bias == nullptr || problem.heads == 0 || problem.lines.length == 0) return {};
     const std::size_t bytes = static_cast<std::size_t>(problem.heads) *
-                              static_cast<std::size_t>(2 * problem.lines.length - 1) * accumulator_size(problem.dtype);
+                              static_cast<std::size_t>(2 * problem.lines.length - 1) *
+                              accumulator_size(problem.dtype);
     return check(cudaMemsetAsync(gradients.d_bias, 0, bytes, stream), "zero bias gradient");
   }
   if (gradients.dq.data == nullptr && gradients.dk.data == nullptr && gradients.dv.data == nullptr &&
@@ -289,7 +295,7 @@ Status dropout_mask(const Lines& lines, std::int64_t heads, const Dropout& dropo
   const std::int64_t threads = units * lines.length * ((lines.length - 1) / 16 + 1);
   const std::int64_t blocks = std::min<std::int64_t>((threads - 1) / 256 + 1, 1 << 20);
   dropout_mask_kernel<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(to_masking(dropout, heads), units,
-                                                                        static_cast<int>(lines.length), keep);
+                                                                         static_cast<int>(lines.length), keep);
   return check(cudaGetLastError(), "dropout mask");
 }
 
@@ -303,7 +309,8 @@ Status choose(const AttentionProblem& problem, KernelChoice* choice) {
       using E = decltype(policy);
       const auto describe = [&](char(&text)[64], int block_warps) {
         const int warps = warps_of_unit(problem.lines.length, block_warps);
-        std::snprintf(text, sizeof(text), "cuda %s d<=%d %d warp%s/line", E::kName, dim(), warps, warps == 1 ? "" : "s");
+        std::snprintf(text, sizeof(text), "cuda %s d<=%d %d warp%s/line", E::kName, dim(), warps,
+                      warps == 1 ? "" : "s");
       };
       describe(choice->forward, ForwardShape<E, dim()>::kWarps);
       describe(choice->backward, BackwardShape<E, dim()>::kWarps);

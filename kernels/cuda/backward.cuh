@@ -78,7 +78,8 @@ struct QueryStatistics {
 
   // With dO in shared memory. Another barrier is due before the statistics are read.
   __device__ __forceinline__ void store(const BackwardProblem& p, const Value* o, const Value* d_o_tile,
-                                        bool with_delta, int first, const BackwardTiles<E, kDim>& tiles, const Team& team) {
+                                        bool with_delta, int first, const BackwardTiles<E, kDim>& tiles,
+                                        const Team& team) {
     const int thread = late(team.thread), row = thread / kShare, part = thread % kShare, query = first + row;
     const Value* d_o = d_o_tile + row * kRowStride<E, kDim>;
     const bool inside = query < p.length;
@@ -205,8 +206,8 @@ __device__ __forceinline__ void probabilities(const BackwardProblem& p, typename
 
 // Copies the two tensors of one kind, (Q, dO) or (K, V), from token `first` on.
 template <class E, int kDim, int kRowsAWarp>
-__device__ __forceinline__ void stage_pair(const BackwardProblem& p, int input, typename E::Value* tile, int tile_step,
-                                           const Unit& unit, int first, const Team& team) {
+__device__ __forceinline__ void stage_pair(const BackwardProblem& p, int input, typename E::Value* tile,
+                                           int tile_step, const Unit& unit, int first, const Team& team) {
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     const Tensor& tensor = p.input[input + i];

@@ -27,8 +27,7 @@ __device__ __forceinline__ void forward_logits(const Problem& p, Acc (&s)[kTiles
                                                int key0) {
   const Acc scale = pick(p.logit_scale, Acc{});
   const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
-  const bool plain =
-      bias == nullptr && key0 + kTiles * 8 <= p.length && (!p.causal || key0 + kTiles * 8 - 1 <= row0);
+  const bool plain = bias == nullptr && key0 + kTiles * 8 <= p.length && (!p.causal || key0 + kTiles * 8 - 1 <= row0);
   if (plain) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {

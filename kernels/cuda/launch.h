@@ -24,13 +24,14 @@ Status launch(void (*kernel)(Parameters), const Parameters& parameters, std::int
               std::size_t shared, cudaStream_t stream, const char* what) {
   const auto* function = reinterpret_cast<const void*>(kernel);
   if (shared > (48 << 10)) {
-    const Status status = check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     static_cast<int>(shared)), what);
+    const Status status = check(
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what);
     if (!status.ok()) return status;
   }
   void* arguments[] = {const_cast<Parameters*>(&parameters)};
   return check(cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
-                                arguments, shared, stream), what);
+                                arguments, shared, stream),
+               what);
 }
 
 // How a backward is spread over blocks. It depends on the problem alone, never on the device, so that sums

@@ -22,7 +22,7 @@ Status for_head_dim(std::int64_t dim, Call&& call) {
   return failure(Code::kUnsupported, "head_dim %lld; the CUDA kernels go up to 256", static_cast<long long>(dim));
 }
 
-inline constexpr int kMaxWarps = 4;              // of a block
+inline constexpr int kMaxWarps = 4;               // of a block
 inline constexpr std::size_t kShared = 99 << 10;  // what every card since sm_80 grants a block
 
 // The most warps a block (4, 2 or 1) whose tiles fit, or 0.
@@ -54,6 +54,7 @@ struct ForwardShape {
   // Output channels a block: at most 128 registers of accumulators a thread.
   static constexpr int kOut = sizeof(Acc) == 8 && kDim > 128 ? 128 : kDim;
   static constexpr int kParts = kDim / kOut;
+  // Measured need of each size, rounded up to what changes the number of blocks.
   static constexpr int kRegisters = sizeof(Acc) == 8 ? 255
                                     : kDim <= 16     ? (E::kTiles == 2 ? 72 : 128)
                                     : kDim <= 32     ? (E::kTiles == 2 ? 96 : 128)
@@ -74,22 +75,22 @@ struct BackwardShape {
   static constexpr int kStream =
       fitting_warps(4 * kRows * kRowBytes + kStats * kRows * sizeof(Acc)) > 0 ? kRows : kRows / 2;
   static constexpr int kChunk = sizeof(Acc) == 8 ? 8 : kStream;  // streamed rows a step
-  static constexpr std::size_t kWarpBytes =
-      2 * (kRows + kStream) * kRowBytes + kStats * kRows * sizeof(Acc);
+  static constexpr std::size_t kWarpBytes = 2 * (kRows + kStream) * kRowBytes + kStats * kRows * sizeof(Acc);
   // dS for the diagonal sums, only with d_bias; the odd row length keeps diagonals off one bank.
   static constexpr std::size_t kWarpBiasBytes = kRows * (kChunk + 1) * sizeof(Acc);
   static constexpr int kWarps = fitting_warps(kWarpBytes + kWarpBiasBytes);
   static constexpr std::size_t kBytes = kWarps * kWarpBytes;
   static constexpr std::size_t kBiasBytes = kWarps * kWarpBiasBytes;
-  // dK and dV channels a pass (dQ alike): at most 128 registers of accumulators a thread.
+  // dK and dV channels a pass (dQ alike): at most 128 registers of accumulators a thread; half in float64, whose
+  // fragments and exponentials want the rest.
   static constexpr int kMaxOut = sizeof(Acc) == 8 ? 32 : 128;
   static constexpr int kOut = kDim < kMaxOut ? kDim : kMaxOut;
   static constexpr int kParts = kDim / kOut;
   static constexpr int kRegisters = sizeof(Acc) == 8 || E::kHoldDim == 0 ? 255
-                                    : kDim <= 16                        ? 128
-                                    : kDim <= 32                        ? 168
-                                    : kDim <= 64 && E::kTiles == 2      ? 168
-                                                                        : 255;
+                                    : kDim <= 16                         ? 128
+                                    : kDim <= 32                         ? 168
+                                    : kDim <= 64 && E::kTiles == 2       ? 168
+                                                                         : 255;
   static constexpr int kBlocks = resident_blocks(kWarps, kRegisters);
   static_assert(kWarps > 0);
 };

@@ -46,7 +46,8 @@ __device__ __forceinline__ void stage(typename E::Value* tile, const typename E:
     for (int index = thread; index < values; index += team.threads()) {
       const int row = index / kDim, channel = index % kDim;
       Value value = E::to_value(0);
-      if (first + row < length && channel < dim) value = slice[(first + row) * tensor.token + channel * tensor.channel];
+      if (first + row < length && channel < dim)
+        value = slice[(first + row) * tensor.token + channel * tensor.channel];
       tile[row * kLd + channel] = value;
     }
   }
@@ -172,17 +173,18 @@ __device__ __forceinline__ void store_rows(const typename E::Acc (&c)[kTiles][4]
     }
     return;
   }
-  Value* pointer = slice + (row + g) * tensor.token + (channel0 + t * 2) * tensor.channel;
-  const std::int64_t half_step = 8 * tensor.token;
+  Value* pointer[2] = {slice + (row + g) * tensor.token + (channel0 + t * 2) * tensor.channel};
+  pointer[1] = pointer[0] + 8 * tensor.token;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (row + g + (i >> 1) * 8 < length && channel0 + n * 8 + t * 2 + (i & 1) < dim) {
-        pointer[(i >> 1) * half_step + (i & 1) * tensor.channel] = E::to_value(c[n][i] * factor[i >> 1]);
+        pointer[i >> 1][(i & 1) * tensor.channel] = E::to_value(c[n][i] * factor[i >> 1]);
       }
     }
-    pointer += 8 * tensor.channel;
+    pointer[0] += 8 * tensor.channel;
+    pointer[1] += 8 * tensor.channel;
   }
 }
 

@@ -32,6 +32,7 @@ TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
   EXPECT_HAS(error_of("optim.lr: 0.1"), "write it in its section, as optim: {lr: ...}");
   EXPECT_HAS(error_of("trian:\n  epochs: 3\n"), "x.yaml:1: trian: unknown section; there are model, data");
   EXPECT_HAS(error_of("model: {<<: {dim: 32}}"), "x.yaml:1: model.<<: unknown key");
+  EXPECT_EQ(error_of("model: {\"a\\nb\\x1bc\": 1}").find("x.yaml:1: model.a b c: unknown key"), 0u);
   EXPECT_HAS(error_of("1: 2"), "x.yaml:1: 1: unknown key");
   EXPECT_EQ(override_error("optim.learning_rte=0.1"),
             "command line: optim.learning_rte: unknown key; did you mean optim.lr?");
@@ -40,7 +41,7 @@ TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
   EXPECT_HAS(override_error("model={dim: 32}"), "command line: model: expected a key, found a section");
   EXPECT_HAS(override_error("epochs"), "command line: epochs: expected key=value");
   EXPECT_HAS(override_error("=1"), "expected key=value");
-  EXPECT_HAS(override_error(std::string(100000, 'x') + ".y=1"), "unknown key");
+  EXPECT_LT(override_error(std::string(100000, 'x') + ".y=1").size(), 200u);
 }
 
 TEST(ConfigErrors, Case22RepeatedKeysNameBothLines) {

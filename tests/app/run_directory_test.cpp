@@ -58,7 +58,7 @@ TEST(RunDirectory, ExistingRunsAreRefusedAndForeignFilesAreKept) {
   const Names before = names_in(scratch.path());
   EXPECT_EQ(
       error_of(scratch.path(), Mode::kNew),
-      scratch.path().string() + ": a run is there already; resume it, allow overwriting, or choose another folder");
+      scratch.path().string() + ": a run is there already; continue it (--resume), replace it (--overwrite), or choose another folder");
   EXPECT_EQ(names_in(scratch.path()), before);
   { const RunDirectory resumed(scratch.path(), Mode::kResume); }
   EXPECT_EQ(names_in(scratch.path()), before);

@@ -106,25 +106,24 @@ TEST_F(Training, Case17_KilledAtRandomMomentsLosesNothing) {
   const std::vector<std::string> more = {"train.epochs=6"};
   ASSERT_EQ(run(small("whole", more)).code, 0);
   std::mt19937 random(17);
+  const auto resumes = [&] { return std::filesystem::exists(last(folder_ / "parts")); };
+  auto arguments = [&](bool first) {
+    if (resumes()) return std::vector<std::string>{"train", "--resume=parts"};
+    return small("parts", first ? more : std::vector<std::string>{"train.epochs=6", "--overwrite"});
+  };
   int kills = 0;
   for (int i = 0; i < 12; ++i) {
-    std::vector<std::string> arguments = small("parts", more);
-    if (std::filesystem::exists(last(folder_ / "parts"))) {
-      arguments = {"train", "--resume=parts"};
-    } else if (i > 0) {
-      arguments.push_back("--overwrite");
-    }
-    Program program(arguments, folder_);
-    while (program.running() && program.err().find("epoch ") == std::string::npos) {
+    Program program(arguments(i == 0), folder_);
+    while (program.running() && program.err().find("batch ") == std::string::npos) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
     if (program.running()) ++kills;
     ::kill(program.pid(), SIGKILL);
     program.wait();
   }
   EXPECT_GT(kills, 3);
-  const Outcome resumed = run({"train", "--resume=parts"});
+  const Outcome resumed = run(arguments(false));
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   expect_same_checkpoint(last(folder_ / "whole"), last(folder_ / "parts"));
   EXPECT_EQ(metrics(folder_ / "whole"), metrics(folder_ / "parts"));

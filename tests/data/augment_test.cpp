@@ -210,7 +210,7 @@ TEST(Augment, BothPathsFollowTheDefinition) {
 }
 
 TEST(Augment, SamePixelsOnTheGpu) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if (!at::hasCUDA() || at::getNumGPUs() == 0) GTEST_SKIP() << "no CUDA device";
   const Dataset set = noisy();
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const AugmentOptions& augment : {AugmentOptions{}, AugmentOptions{.flip = true},
