@@ -108,6 +108,17 @@ struct AttentionOutput {
   void* row_sum = nullptr;
 };
 
+// LayerNorm without its affine part (Ba et al. 2016, eq. 4) over the channels of x[tokens, dim], contiguous:
+//   x_hat = (x - mean) / sqrt(var + eps)         statistics in the accumulator type, var around the mean
+// On the CUDA side alone: on the CPU the library's operator serves.
+struct NormProblem {
+  std::int64_t tokens = 0;
+  std::int64_t dim = 0;
+  DType dtype = DType::kFloat32;
+  double eps = 1e-5;
+  const void* x = nullptr;
+};
+
 struct AttentionGradients {
   ConstView o;    // the forward's output
   ConstView d_o;  // gradient of o
@@ -164,6 +175,13 @@ Status attention_backward(const AttentionProblem& problem, const AttentionGradie
                           std::size_t workspace_bytes, CUstream_st* stream);
 Status dropout_mask(const Lines& lines, std::int64_t heads, const Dropout& dropout, std::uint8_t* keep,
                     CUstream_st* stream);
+// x_hat[tokens, dim] is overwritten.
+Status normalise(const NormProblem& problem, void* x_hat, CUstream_st* stream);
+// dx = residual + rstd (g - mean(g) - x_hat mean(g x_hat)) with g = d_x_hat[tokens, dim]; the statistics are
+// computed again from x. `residual` [tokens, dim] may be null (nothing is added). dx is overwritten and may be
+// the memory of d_x_hat or of residual.
+Status normalise_backward(const NormProblem& problem, const void* d_x_hat, const void* residual, void* dx,
+                          CUstream_st* stream);
 Status choose(const AttentionProblem& problem, KernelChoice* choice);
 
 }  // namespace cuda

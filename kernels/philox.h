@@ -19,7 +19,7 @@ struct Philox4 {
 AXIAL_HOST_DEVICE Philox4 philox4x32(std::uint64_t key, std::uint32_t c0, std::uint32_t c1, std::uint32_t c2,
                                      std::uint32_t c3) {
   std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)  // the host pass does not know the pragma
 #pragma unroll
 #endif
   for (int round = 0; round < 10; ++round) {

@@ -21,29 +21,58 @@ PassKernel pass_kernel(std::int64_t /*length*/, std::int64_t /*dim*/, std::int64
   return PassKernel::kComposed;
 }
 
+// t as the kernels like it, contiguous from a 16-byte boundary: what starts elsewhere is copied once, so that
+// results do not depend on where a tensor lies.
+at::Tensor packed(const at::Tensor& t) {
+  at::Tensor result = t.contiguous();
+  if (result.numel() > 0 && reinterpret_cast<std::uintptr_t>(result.const_data_ptr()) % 16 != 0) result = result.clone();
+  return result;
+}
+
 struct Normalised {
   at::Tensor x_hat;       // [T, D], type of x
-  at::Tensor mean, rstd;  // [T, 1], accumulate type
+  at::Tensor mean, rstd;  // [T, 1], accumulate type; on the CPU alone, CUDA's backward computes them again
 };
+
+kernels::NormProblem norm_problem(const at::Tensor& x, double eps) {
+  kernels::NormProblem problem;
+  problem.tokens = x.size(0);
+  problem.dim = x.size(1);
+  problem.dtype = kernel_type(x.scalar_type());
+  problem.eps = eps;
+  problem.x = x.const_data_ptr();
+  return problem;
+}
 
 // x_hat = (x - mean) / sqrt(var + eps) without the affine part, which is folded into the projection:
 // W' = W_qkv diag(gamma), b' = W_qkv beta. Statistics in the accumulate type; libtorch's CPU code would round
-// them to 16 bits, so it is given float32.
+// them to 16 bits, so it is given float32. libtorch's CUDA code gives a block to every token, which at D = 64
+// costs many times what the memory does.
 Normalised normalise(const at::Tensor& x, double eps) {  // x [T, D]
-  const auto sums = accumulate_type(x.scalar_type());
-  const at::Tensor wide = x.is_cuda() ? x : x.to(sums);
-  auto [x_hat, mean, rstd] = at::native_layer_norm(wide, {x.size(1)}, {}, {}, eps);
+  if (x.is_cuda()) {
+    at::Tensor x_hat = at::empty_like(x);
+    check_status(kernels::cuda::normalise(norm_problem(x, eps), x_hat.mutable_data_ptr(), current_stream(x.device())),
+                 "axial_pass");
+    return {x_hat, {}, {}};
+  }
+  auto [x_hat, mean, rstd] =
+      at::native_layer_norm(x.to(accumulate_type(x.scalar_type())), {x.size(1)}, {}, {}, eps);
   return {x_hat.to(x.scalar_type()), mean, rstd};
 }
 
-// d x_hat [T, D] -> dx [T, D]: rstd (g - mean(g) - x_hat mean(g x_hat)).
-at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n) {
+// d x_hat [T, D] -> dx [T, D]: dy + rstd (g - mean(g) - x_hat mean(g x_hat)). d_x_hat is used up.
+at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n, const at::Tensor& dy,
+                              double eps) {
+  if (x.is_cuda()) {
+    check_status(kernels::cuda::normalise_backward(norm_problem(x, eps), d_x_hat.const_data_ptr(), dy.const_data_ptr(),
+                                                   d_x_hat.mutable_data_ptr(), current_stream(x.device())),
+                 "axial_pass backward");
+    return d_x_hat;
+  }
   const auto sums = accumulate_type(x.scalar_type());
-  const bool cuda = x.is_cuda();
-  const at::Tensor dx =
-      std::get<0>(at::native_layer_norm_backward(cuda ? d_x_hat : d_x_hat.to(sums), cuda ? x : x.to(sums),
-                                                 {x.size(1)}, n.mean, n.rstd, {}, {}, {true, false, false}));
-  return dx.to(x.scalar_type());
+  const at::Tensor dx = std::get<0>(at::native_layer_norm_backward(d_x_hat.to(sums), x.to(sums), {x.size(1)}, n.mean,
+                                                                   n.rstd, {}, {}, {true, false, false}));
+  return dx.to(x.scalar_type()).add_(dy);
 }
 
 // a^T b over the tokens, a[T, M], b[T, N] -> [M, N] in the accumulate type and with its sums.
@@ -102,7 +131,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const auto type = x_any.scalar_type();
     const std::int64_t dim = x_any.size(3), heads = options.heads;
-    const at::Tensor x = x_any.contiguous();      // [B, H, W, D]
+    const at::Tensor x = packed(x_any);           // [B, H, W, D]
     const at::Tensor tokens = x.view({-1, dim});  // [T, D]
 
     const at::Tensor qkv = at::addmm(fold_bias(qkv_weight, norm_bias, type), normalise(tokens, options.eps).x_hat,
@@ -148,7 +177,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const std::int64_t dim = x.size(3), heads = ctx->saved_data["heads"].toInt();
     const auto wanted = [&](Input input) { return ctx->needs_input_grad(input); };
     const at::Tensor tokens = x.view({-1, dim});                     // [T, D]
-    const at::Tensor dy = incoming[0].contiguous().view({-1, dim});  // [T, D]
+    const at::Tensor dy = packed(incoming[0]).view({-1, dim});  // [T, D]
     const at::Tensor du = scale_samples(dy, sample_scale);           // [T, D]
 
     variable_list g(9);  // one for each argument of forward
@@ -180,7 +209,9 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
       if (through_bias) g[kBias] = gradients.d_bias.to(ctx->saved_data["bias_type"].toScalarType());
 
       if (through_qkv) {
-        const Normalised n = normalise(tokens, ctx->saved_data["eps"].toDouble());  // again: cheaper than kept
+        const double eps = ctx->saved_data["eps"].toDouble();
+        Normalised n;  // again: cheaper than kept
+        if (norm || !x.is_cuda()) n = normalise(tokens, eps);
         if (norm) {
           const at::Tensor w = qkv_weight.to(sums);         // [3D, D]
           const at::Tensor column_sums = token_sum(d_qkv);  // db' [3D]
@@ -196,7 +227,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
         }
         if (wanted(kX)) {
           const at::Tensor d_x_hat = at::mm(d_qkv, fold_weight(qkv_weight, norm_weight, type));  // [T, D]
-          g[kX] = normalise_backward(d_x_hat, tokens, n).add_(dy).view(x.sizes());
+          g[kX] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
         }
       }
     }

@@ -115,7 +115,7 @@ torch::Tensor ImageStemImpl::forward(const torch::Tensor& images) {
     }
     x = normalise(conv(x, *convs_.back()), convs_.size() - 1);
   }
-  return x.permute({0, 2, 3, 1});  // [B, H', W', D]
+  return x.permute({0, 2, 3, 1}).contiguous();  // [B, H', W', D]; no copy where the convolution kept the order
 }
 
 TokenMergeImpl::TokenMergeImpl(std::int64_t dim_in, std::int64_t dim_out, double eps) {

@@ -27,7 +27,8 @@ constexpr std::uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 constexpr std::size_t kAlignment = 8;              // of the data behind the header
 constexpr const char* kChecksum = "crc32.";
 constexpr const char* kMetadataChecksum = "crc32.__metadata__";  // no tensor may have that name
-constexpr std::size_t kMaxNamed = 20;                            // keys of a kind in one error
+constexpr std::size_t kMaxMessage = 8000;
+constexpr std::size_t kMaxNamed = 20;  // keys of a kind in one error
 
 struct Type {
   const char* name;
@@ -203,6 +204,13 @@ std::string list(const char* title, const std::vector<std::string>& names) {
 }
 
 }  // namespace
+
+CheckpointError::CheckpointError(const std::string& message)
+    : std::runtime_error([&] {
+        std::string line = message.size() > kMaxMessage ? message.substr(0, kMaxMessage) + "..." : message;
+        for (char& c : line) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
+        return line;
+      }()) {}
 
 void write_safetensors(const std::filesystem::path& path, const SafetensorsFile& file) {
   const auto fail = [&](const std::string& what) { throw CheckpointError(path.string() + ": " + what); };

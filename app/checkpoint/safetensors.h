@@ -16,7 +16,7 @@ namespace axial::app {
 
 // Path and what is wrong with the file, in one line.
 struct CheckpointError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit CheckpointError(const std::string& message);  // made one line of bounded length: names may be anything
 };
 
 struct SafetensorsFile {

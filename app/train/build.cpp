@@ -1,6 +1,7 @@
 #include "app/train/build.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <thread>
 
 #include <ATen/Context.h>
@@ -8,6 +9,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randperm.h>
+
+#if defined(AXIAL_WITH_CUDA)
+#include <cuda_runtime_api.h>
+#endif
 
 #include "app/config/load.h"
 #include "kernels/kernels.h"
@@ -20,6 +25,9 @@ data::DatasetOptions dataset_options(const Config& config) {
   data::DatasetOptions options;
   options.name = config.data.dataset;
   options.dir = config.data.dir;
+  options.folder.channels = config.data.folder_channels;
+  options.folder.height = config.data.folder_height;
+  options.folder.width = config.data.folder_width;
   options.synthetic.train_size = config.data.synthetic_train;
   options.synthetic.test_size = config.data.synthetic_test;
   options.synthetic.channels = config.data.synthetic_channels;
@@ -38,17 +46,34 @@ data::Dataset part(const data::Dataset& set, std::int64_t begin, std::int64_t en
 
 }  // namespace
 
+namespace {
+
+// Empty where the runtime sees a device, else what it says.
+std::string visible_devices() {
+#if defined(AXIAL_WITH_CUDA)
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return {};
+  (void)cudaGetLastError();
+  return std::string("no CUDA device is visible: ") + cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error);
+#else
+  return "no CUDA device is visible";
+#endif
+}
+
+}  // namespace
+
 at::Device select_device(const std::string& name) {
   if (name == "cpu") return at::kCPU;
   const bool wanted = name != "auto";
   std::string reason;
   if (!kernels::cuda::built()) {
     reason = "this axial was built without CUDA";
+  } else if (const std::string found = visible_devices(); !found.empty()) {
+    reason = found + " (built for " + kernels::cuda::architectures() +
+             "; is there a driver, and does CUDA_VISIBLE_DEVICES name a device?)";
   } else if (!at::hasCUDA()) {
     reason = "libtorch's CUDA library is not loaded (was the program linked with --as-needed?)";
-  } else if (at::getNumGPUs() == 0) {
-    reason = std::string("no CUDA device is visible (built for ") + kernels::cuda::architectures() +
-             "; is there a driver, and does CUDA_VISIBLE_DEVICES name a device?)";
   }
   if (reason.empty()) {
     at::Device device = name == "auto" || name == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(name);

@@ -114,12 +114,13 @@ TrainResult Trainer::run() {
     run_ = std::make_unique<RunDirectory>(request_.run, mode);
     run_->write_config(to_yaml(config_));
     log::open_file(run_->path() / "train.log");
+    const std::int64_t resume_step = request_.checkpoint.empty() ? -1 : p.updates + 1;  // what came later is void
     csv_ = std::make_unique<MetricsCsv>(
         run_->path() / "metrics.csv",
         std::vector<std::string>{"epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "best_top1",
                                  "images_per_second", "seconds"},
-        request_.checkpoint.empty() ? -1 : p.updates + 1);
-    if (config_.train.tensorboard) events_ = std::make_unique<EventWriter>(run_->path());
+        resume_step);
+    if (config_.train.tensorboard) events_ = std::make_unique<EventWriter>(run_->path(), resume_step);
     log_run_header({config_, spec_, *state_.model, device_, sets_.train.size(), sets_.validation.size(), sets_.held_out,
                     per_epoch_, updates_per_epoch_});
     log::info((request_.checkpoint.empty() ? "run " : "resuming run ") + run_->path().string() +

@@ -94,9 +94,13 @@ struct QueryStatistics {
         add(sum, late, d_o, part + i * kShare);
       }
     } else if (with_delta && inside) {
+      // The channels of the vectors above, in their order: the sum does not depend on O's strides.
+      for (int first_channel = part * kVector<E>; first_channel < p.dim; first_channel += kShare * kVector<E>) {
+        const int end = min(first_channel + kVector<E>, p.dim);
 #pragma unroll kFlight
-      for (int channel = part; channel < p.dim; channel += kShare) {
-        sum += E::to_acc(o[query * p.o.token + channel * p.o.channel]) * E::to_acc(d_o[channel]);
+        for (int channel = first_channel; channel < end; ++channel) {
+          sum += E::to_acc(o[query * p.o.token + channel * p.o.channel]) * E::to_acc(d_o[channel]);
+        }
       }
     }
 #pragma unroll

@@ -81,9 +81,9 @@ struct BackwardShape {
   static constexpr int kWarps = fitting_warps(kWarpBytes + kWarpBiasBytes);
   static constexpr std::size_t kBytes = kWarps * kWarpBytes;
   static constexpr std::size_t kBiasBytes = kWarps * kWarpBiasBytes;
-  // dK and dV channels a pass (dQ alike): at most 128 registers of accumulators a thread; half in float64, whose
-  // fragments and exponentials want the rest.
-  static constexpr int kMaxOut = sizeof(Acc) == 8 ? 32 : 128;
+  // dK and dV channels a pass (dQ alike): at most 128 registers of accumulators a thread; half in float64 and
+  // strict float32, whose fragments want the rest.
+  static constexpr int kMaxOut = sizeof(Acc) == 8 ? 32 : E::kHoldDim == 0 ? 64 : 128;
   static constexpr int kOut = kDim < kMaxOut ? kDim : kMaxOut;
   static constexpr int kParts = kDim / kOut;
   static constexpr int kRegisters = sizeof(Acc) == 8 || E::kHoldDim == 0 ? 255

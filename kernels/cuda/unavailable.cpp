@@ -25,6 +25,10 @@ Status attention_backward(const AttentionProblem&, const AttentionGradients&, vo
 
 Status dropout_mask(const Lines&, std::int64_t, const Dropout&, std::uint8_t*, CUstream_st*) { return unavailable(); }
 
+Status normalise(const NormProblem&, void*, CUstream_st*) { return unavailable(); }
+
+Status normalise_backward(const NormProblem&, const void*, const void*, void*, CUstream_st*) { return unavailable(); }
+
 Status choose(const AttentionProblem&, KernelChoice*) { return unavailable(); }
 
 }  // namespace axial::kernels::cuda

@@ -1,5 +1,6 @@
 #include "model/gradcheck.h"
 
+#include <cmath>
 #include <set>
 
 #include "tests/model/support.h"
@@ -46,8 +47,8 @@ TEST(Gradcheck, Float32IsRefused) {
 TEST(Tolerance, NotANumberIsNeverClose) {
   const at::Tensor ref = torch::ones({3}, at::kDouble);
   EXPECT_EQ(relative_error(ref, ref), 0);
-  EXPECT_EQ(relative_error(torch::tensor({1.0, 1.0, NAN}), ref), INFINITY);
-  EXPECT_EQ(relative_error(ref, torch::tensor({1.0, 1.0, NAN})), INFINITY);
+  EXPECT_EQ(relative_error(torch::tensor({1.0, 1.0, std::nan("")}), ref), INFINITY);
+  EXPECT_EQ(relative_error(ref, torch::tensor({1.0, 1.0, std::nan("")})), INFINITY);
   EXPECT_EQ(relative_error(torch::ones({2}), ref), INFINITY);
   EXPECT_NEAR(relative_error(torch::full({3}, 1.01, at::kDouble), ref), 0.01, 1e-9);
   EXPECT_NEAR(relative_bias(torch::full({3}, 1.01, at::kDouble), ref), 0.01, 1e-9);
