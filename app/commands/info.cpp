@@ -42,9 +42,9 @@ void describe_kernel(const std::vector<std::string>& shape) {
   const at::ScalarType dtype = parse_type(shape[5]);
   at::globalContext().setAllowTF32CuBLAS(shape[5] == "tf32");
   std::cout << "cpu:  " << describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCPU) << '\n';
-  if (kernels::cuda::built()) {
-    std::cout << "cuda: " << describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCUDA) << '\n';
-  }
+  const std::string problem = cuda_problem();
+  std::cout << "cuda: "
+            << (problem.empty() ? describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCUDA) : problem) << '\n';
 }
 
 void describe_machine() {

@@ -63,20 +63,21 @@ std::string visible_devices() {
 
 }  // namespace
 
+std::string cuda_problem() {
+  if (!kernels::cuda::built()) return "this axial was built without CUDA";
+  if (const std::string found = visible_devices(); !found.empty()) {
+    return found + " (built for " + kernels::cuda::architectures() +
+           "; is there a driver, and does CUDA_VISIBLE_DEVICES name a device?)";
+  }
+  if (!at::hasCUDA()) return "libtorch's CUDA library is not loaded (was the program linked with --as-needed?)";
+  return {};
+}
+
 at::Device select_device(const std::string& name) {
   if (name == "cpu") return at::kCPU;
-  const bool wanted = name != "auto";
-  std::string reason;
-  if (!kernels::cuda::built()) {
-    reason = "this axial was built without CUDA";
-  } else if (const std::string found = visible_devices(); !found.empty()) {
-    reason = found + " (built for " + kernels::cuda::architectures() +
-             "; is there a driver, and does CUDA_VISIBLE_DEVICES name a device?)";
-  } else if (!at::hasCUDA()) {
-    reason = "libtorch's CUDA library is not loaded (was the program linked with --as-needed?)";
-  }
+  std::string reason = cuda_problem();
   if (reason.empty()) {
-    at::Device device = name == "auto" || name == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(name);
+    const at::Device device = name == "auto" || name == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(name);
     if (device.index() >= static_cast<int>(at::getNumGPUs())) {
       throw DeviceError("train.device: " + name + ": there are " + std::to_string(at::getNumGPUs()) +
                         " CUDA devices, numbered from 0");
@@ -87,7 +88,7 @@ at::Device select_device(const std::string& name) {
     if (status.ok()) return device;
     reason = status.message;
   }
-  if (wanted) throw DeviceError("train.device: " + name + ": " + reason);
+  if (name != "auto") throw DeviceError("train.device: " + name + ": " + reason);
   return at::kCPU;
 }
 

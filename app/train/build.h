@@ -19,6 +19,9 @@ struct DeviceError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Empty where CUDA can be used, else why not, in one line.
+std::string cuda_problem();
+
 // auto, cpu, cuda, cuda:N -> a device that was seen to work. Throws DeviceError.
 at::Device select_device(const std::string& name);
 

@@ -36,7 +36,8 @@ TEST(Attention, NamesAndShapesOfParameters) {
   o.height = 4;
   o.width = 5;
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> found;
-  for (const auto& item : AxialAttention(o)->named_parameters()) found.emplace_back(item.key(), item.value().sizes().vec());
+  for (const auto& item : AxialAttention(o)->named_parameters())
+    found.emplace_back(item.key(), item.value().sizes().vec());
   std::sort(found.begin(), found.end());
   const decltype(found) expected{{"col_bias", {3, 7}},   {"col_norm.bias", {12}},      {"col_norm.weight", {12}},
                                  {"col_out.bias", {12}}, {"col_out.weight", {12, 12}}, {"col_qkv.weight", {36, 12}},
