@@ -205,12 +205,14 @@ std::string compare(const char* what, const std::vector<double>& out, const std:
     text << what << ": relative error " << std::sqrt(error / norm) << ", allowed " << allowed.relative
          << ", root mean square " << std::sqrt(error / n) << ", allowed " << allowed.absolute << "; ";
   }
-  // Meaningful over many different values that are not zero up to rounding: one rounding alone has a bias.
+  // Meaningful over many different values that are not zero up to rounding: one rounding alone has a bias, and with
+  // one channel whole columns of P round alike.
+  constexpr std::size_t kManyValues = 1024;
   std::set<double> different;
-  for (std::size_t i = 0; i < expected.size() && different.size() < 256; ++i) different.insert(std::abs(expected[i]));
+  for (std::size_t i = 0; i < expected.size() && different.size() < kManyValues; ++i) different.insert(std::abs(expected[i]));
   // Few values have a bias by chance: errors of relative size r that know nothing of each other give r / sqrt(n).
   const double bias = std::max(allowed.bias, norm > 0 ? 5 * std::sqrt(error / norm / n) : 0);
-  if (different.size() == 256 && norm > 16 * floor * floor && std::abs(product) > bias * norm) {
+  if (different.size() == kManyValues && norm > 16 * floor * floor && std::abs(product) > bias * norm) {
     text << what << ": bias " << product / norm << ", allowed " << bias << "; ";
   }
   return text.str();
