@@ -25,7 +25,7 @@ at::Tensor element(const at::Tensor& t, std::int64_t index) {
 // Derivative at 0 of f(step), to fourth order: (8 (f(e) - f(-e)) - (f(2e) - f(-2e))) / 12e.
 template <class F>
 double five_point(F f) {
-  constexpr double kStep = 1e-3;
+  constexpr double kStep = 3e-4;
   const double near = f(kStep) - f(-kStep), far = f(2 * kStep) - f(-2 * kStep);
   return (8 * near - far) / (12 * kStep);
 }

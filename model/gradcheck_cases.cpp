@@ -174,9 +174,12 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   for (auto& item : fused->named_parameters()) {
     at::Tensor p = item.value(), twin = twins[item.key()];
     {
-      const at::NoGradGuard no_grad;  // away from the initial zeros; branches of the residual's size
+      // Not the initial values, which torch's own generator drew: a seed is to give the same check. Branches of the
+      // residual's size; norm weights around one.
+      const at::NoGradGuard no_grad;
+      const bool gain = p.dim() == 1 && item.key().ends_with("weight");
       const double fan_in = static_cast<double>(p.dim() > 1 ? p.numel() / p.size(0) : 25);
-      p.add_(draw.normal(p.sizes(), 1 / std::sqrt(fan_in)));
+      p.copy_(draw.normal(p.sizes(), 1 / std::sqrt(fan_in), gain ? 1 : 0));
     }
     twin.set_data(p.detach());  // one storage
     problem.leaves.push_back({item.key(), p, twin});

@@ -43,7 +43,7 @@ constexpr double tolerance(at::ScalarType type, bool tf32, Quantity quantity) {
 // 16-bit types: |<err, ref>| / ||ref||^2. Rounding is as often up as down; a wrong scale shows here first.
 inline constexpr double kBiasTolerance = 1e-3;
 
-// Finite differences in float64 (five points, step 1e-3): |difference - gradient| / (1 + |gradient|).
+// Finite differences in float64 (five points, step 3e-4): |difference - gradient| / (1 + |gradient|).
 inline constexpr double kFiniteDifferenceTolerance = 1e-7;
 
 // Root mean square below which a reference counts as zero, for inputs and incoming gradients of size 1.
