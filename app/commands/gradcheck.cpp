@@ -40,9 +40,9 @@ int run_gradcheck(const GradcheckArguments& a) {
   options.type = parse_type(a.dtype);
   if (a.plant_error) options.planted_error = 1e-3;
   options.progress = print;
-  TrainConfig train = load_config({}, {}).train;
+  const TrainConfig train = load_config({}, {"train.device=" + a.device}).train;
   configure_libtorch(train);
-  const at::Device device = select_device(a.device);
+  const at::Device device = select_device(train.device);
   const std::vector<GradcheckResult> results = gradcheck(device, options);
   std::cout << std::flush;
 

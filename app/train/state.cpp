@@ -220,8 +220,9 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   const SafetensorsFile file = read_safetensors(path);
   LoadedModel loaded;
   loaded.info = checkpoint_info(file, path);
-  loaded.info.config = override_config(loaded.info.config, {}, overrides);
-  if (!device_name.empty()) loaded.info.config.train.device = device_name;
+  std::vector<std::string> all = overrides;
+  if (!device_name.empty()) all.push_back("train.device=" + device_name);
+  loaded.info.config = override_config(loaded.info.config, {}, all);
   configure_libtorch(loaded.info.config.train);
   loaded.device = select_device(loaded.info.config.train.device);
   loaded.model = AxialClassifier(classifier_options(loaded.info.config, loaded.info.spec));

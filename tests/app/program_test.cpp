@@ -80,6 +80,7 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   expect_error(run({"train", "model.heads=3"}), 2, {"model.heads"});
   expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
   expect_error(run({"gradcheck", "--dtype", "int8"}), 2, {"int8"});
+  expect_error(run({"gradcheck", "--device", "tpu"}), 2, {"tpu", "cuda:N"});
 }
 
 TEST_F(Commands, OverridesAfterAConfigAreNotSwallowed) {
