@@ -80,9 +80,11 @@ wheel() {
   local tmp; tmp=$(mktemp -d "$cache/download.XXXXXX")
   say "fetching $spec"
   # The libraries do not depend on Python's version; the wheel's tag does, so one is named.
+  # pip matches the glibc in a platform tag exactly, so every one up to torch's own is named.
+  local platforms=(--platform manylinux2014_x86_64) glibc
+  for glibc in $(seq 17 28); do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
-    --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
-    --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d "$tmp" "$spec" ||
+    --implementation cp "${platforms[@]}" -d "$tmp" "$spec" ||
     { rm -rf "$tmp"; die "pip could not download $spec"; }
   unzip -q -o "$tmp"/*.whl "$@" -d "$tmp/unpacked" || { rm -rf "$tmp"; die "the wheel of $spec could not be unpacked in $cache"; }
   mkdir -p "$root"
