@@ -53,6 +53,12 @@ kernels::Math math_mode(at::ScalarType type, at::Device device) {
   return tf32 ? kernels::Math::kTF32 : kernels::Math::kStrict;
 }
 
+at::Tensor aligned_contiguous(const at::Tensor& t) {
+  at::Tensor result = t.contiguous();
+  if (result.numel() > 0 && reinterpret_cast<std::uintptr_t>(result.const_data_ptr()) % 16 != 0) result = result.clone();
+  return result;
+}
+
 kernels::Lines lines_of(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis) {
   kernels::Lines lines;
   lines.outer[0] = batch;

@@ -24,6 +24,10 @@ CUstream_st* current_stream(at::Device device);
 // How float32 products are formed on `device`: TF32 where libtorch's own GEMMs may use it.
 kernels::Math math_mode(at::ScalarType type, at::Device device);
 
+// t as the kernels like it, contiguous from a 16-byte boundary: what starts elsewhere is copied once, so that results
+// do not depend on where a tensor lies.
+at::Tensor aligned_contiguous(const at::Tensor& t);
+
 // The lines of x[B, H, W, ...] along an axis: rows {B, H} of W tokens, columns {B, W} of H tokens.
 kernels::Lines lines_of(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis);
 std::int64_t lines_per_sample(const kernels::Lines& lines);

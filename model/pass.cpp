@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "model/bridge.h"
+#include "model/fused_pass.h"
 #include "model/launch.h"
 
 namespace axial {
@@ -11,23 +12,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Which implementation a pass takes. A fully fused kernel is one more value here, one more line in
-// pass_kernel and one more branch in PassFunction; `axial info` follows by describe_pass.
-enum class PassKernel { kComposed };
-
-PassKernel pass_kernel(std::int64_t /*length*/, std::int64_t /*dim*/, std::int64_t /*heads*/, at::ScalarType /*type*/,
-                       at::Device /*device*/) {
-  return PassKernel::kComposed;
-}
-
-// t as the kernels like it, contiguous from a 16-byte boundary: what starts elsewhere is copied once, so that
-// results do not depend on where a tensor lies.
-at::Tensor packed(const at::Tensor& t) {
-  at::Tensor result = t.contiguous();
-  if (result.numel() > 0 && reinterpret_cast<std::uintptr_t>(result.const_data_ptr()) % 16 != 0) result = result.clone();
-  return result;
-}
 
 struct Normalised {
   at::Tensor x_hat;       // [T, D], type of x
@@ -131,7 +115,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const auto type = x_any.scalar_type();
     const std::int64_t dim = x_any.size(3), heads = options.heads;
-    const at::Tensor x = packed(x_any);           // [B, H, W, D]
+    const at::Tensor x = aligned_contiguous(x_any);           // [B, H, W, D]
     const at::Tensor tokens = x.view({-1, dim});  // [T, D]
 
     const at::Tensor qkv = at::addmm(fold_bias(qkv_weight, norm_bias, type), normalise(tokens, options.eps).x_hat,
@@ -177,7 +161,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const std::int64_t dim = x.size(3), heads = ctx->saved_data["heads"].toInt();
     const auto wanted = [&](Input input) { return ctx->needs_input_grad(input); };
     const at::Tensor tokens = x.view({-1, dim});                     // [T, D]
-    const at::Tensor dy = packed(incoming[0]).view({-1, dim});  // [T, D]
+    const at::Tensor dy = aligned_contiguous(incoming[0]).view({-1, dim});  // [T, D]
     const at::Tensor du = scale_samples(dy, sample_scale);           // [T, D]
 
     variable_list g(9);  // one for each argument of forward
@@ -286,20 +270,16 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
     save = save || (t->defined() && t->requires_grad());
   }
   save = save && at::GradMode::is_enabled();
+  if (fused_pass_serves(x, p, options, save)) return fused_pass(x, p, options, save);
   const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
-  const std::int64_t length = x.size(options.axis == Axis::kRow ? 2 : 1);
-  switch (pass_kernel(length, x.size(3), options.heads, x.scalar_type(), x.device())) {
-    case PassKernel::kComposed:
-      return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,
-                                 save);
-  }
-  TORCH_CHECK(false, "axial pass: no kernel for x ", x.sizes());
+  return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options, save);
 }
 
-std::string describe_pass(std::int64_t batch, std::int64_t height, std::int64_t width, std::int64_t dim,
-                          std::int64_t heads, at::ScalarType type, at::Device device) {
-  TORCH_CHECK(heads > 0 && dim % heads == 0, "describe_pass: heads (", heads, ") must divide D (", dim, ")");
-  const c10::OptionalDeviceGuard guard(device);
+namespace {
+
+// A composed pass along rows.
+std::string describe_composed(std::int64_t batch, std::int64_t height, std::int64_t width, std::int64_t dim,
+                              std::int64_t heads, at::ScalarType type, at::Device device) {
   const std::int64_t d = dim / heads;
   kernels::AttentionProblem problem;
   problem.lines = lines_of(batch, height, width, Axis::kRow);
@@ -319,12 +299,25 @@ std::string describe_pass(std::int64_t batch, std::int64_t height, std::int64_t 
   kernels::KernelChoice choice;
   check_status(device.is_cuda() ? kernels::cuda::choose(problem, &choice) : kernels::cpu::choose(problem, &choice),
                "describe_pass");
-  switch (pass_kernel(width, dim, heads, type, device)) {
-    case PassKernel::kComposed:
-      return std::string("composed: ") + (device.is_cuda() ? "cuBLAS" : "ATen") + " + " + choice.forward + " / " +
-             choice.backward;
-  }
-  return {};
+  return std::string("composed: ") + (device.is_cuda() ? "cuBLAS" : "ATen") + " + " + choice.forward + " / " +
+         choice.backward;
+}
+
+}  // namespace
+
+std::string describe_pass(std::int64_t batch, std::int64_t height, std::int64_t width, std::int64_t dim,
+                          std::int64_t heads, at::ScalarType type, at::Device device) {
+  TORCH_CHECK(heads > 0 && dim % heads == 0, "describe_pass: heads (", heads, ") must divide D (", dim, ")");
+  const c10::OptionalDeviceGuard guard(device);
+  const auto along = [&](Axis axis) {
+    const kernels::KernelChoice fused = fused_pass_choice(batch, height, width, axis, dim, heads, type, device);
+    const std::string composed = describe_composed(batch, height, width, dim, heads, type, device);
+    if (fused.forward[0] == 0) return composed;
+    if (fused.backward[0] == 0) return std::string(fused.forward) + " without gradients, with them " + composed;
+    return std::string(fused.forward) + " / " + fused.backward;
+  };
+  const std::string rows = along(Axis::kRow), columns = along(Axis::kColumn);
+  return rows == columns ? rows : "rows: " + rows + "; columns: " + columns;
 }
 
 }  // namespace axial

@@ -1,5 +1,5 @@
 // The CUDA side of a build without CUDA.
-#include "kernels/kernels.h"
+#include "kernels/pass.h"
 
 namespace axial::kernels::cuda {
 
@@ -30,5 +30,20 @@ Status normalise(const NormProblem&, void*, CUstream_st*) { return unavailable()
 Status normalise_backward(const NormProblem&, const void*, const void*, void*, CUstream_st*) { return unavailable(); }
 
 Status choose(const AttentionProblem&, KernelChoice*) { return unavailable(); }
+
+Status choose_pass(const PassProblem&, KernelChoice*) { return unavailable(); }
+
+std::size_t packed_bytes(const PassProblem&) { return 0; }
+
+Status pack_weights(const PassProblem&, void*, CUstream_st*) { return unavailable(); }
+
+Status pass_forward(const PassProblem&, const void*, const Tokens&, CUstream_st*) { return unavailable(); }
+
+std::size_t pass_backward_workspace(const PassProblem&) { return 0; }
+
+Status pass_backward(const PassProblem&, const void*, const ConstTokens&, const Tokens&, const PassGradients&, void*,
+                     std::size_t, CUstream_st*) {
+  return unavailable();
+}
 
 }  // namespace axial::kernels::cuda

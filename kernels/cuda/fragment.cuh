@@ -1,0 +1,138 @@
+// 16-bit register fragments: what the fused passes do with the tiles of mma.sync m16n8k16. With g = lane / 4 and
+// t = lane % 4 a thread holds
+//   accumulators [16 x 8]: rows g, g + 8, columns 2t, 2t + 1
+//   A [16 x 16]:           (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..), two values a register
+//   B [16 x 8]:            k = 2t.., 2t + 8.., n = g
+// so that two neighbouring accumulator tiles, rounded, are an A as they stand, and the accumulators of a matrix
+// K [tokens x channels] are the B of Q K^T.
+#pragma once
+
+#include "kernels/cuda/arithmetic.cuh"
+#include "kernels/philox.h"
+
+namespace axial::kernels::cuda {
+
+template <class V>
+struct Fragment;
+
+template <>
+struct Fragment<__nv_bfloat16> : Bf16 {
+  static constexpr std::uint32_t kOnes = 0x3f803f80u;
+  static __device__ __forceinline__ float low(std::uint32_t v) { return __uint_as_float(v << 16); }
+  static __device__ __forceinline__ float high(std::uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
+  static __device__ __forceinline__ std::uint32_t pair(float low, float high) {
+    std::uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+    Bf16::mma(c, {{a[0], a[1], a[2], a[3]}}, {{b0, b1}});
+  }
+};
+
+template <>
+struct Fragment<__half> : Fp16 {
+  static constexpr std::uint32_t kOnes = 0x3c003c00u;
+  static __device__ __forceinline__ float low(std::uint32_t v) {
+    return __low2float(*reinterpret_cast<const __half2*>(&v));
+  }
+  static __device__ __forceinline__ float high(std::uint32_t v) {
+    return __high2float(*reinterpret_cast<const __half2*>(&v));
+  }
+  static __device__ __forceinline__ std::uint32_t pair(float low, float high) {
+    std::uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+    Fp16::mma(c, {{a[0], a[1], a[2], a[3]}}, {{b0, b1}});
+  }
+};
+
+// Transposes an 8 x 8 tile of 16-bit values across the warp.
+__device__ __forceinline__ std::uint32_t transpose(std::uint32_t v) {
+  std::uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
+
+__device__ __forceinline__ void load_tiles(std::uint32_t address, std::uint32_t (&v)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_tiles_transposed(std::uint32_t address, std::uint32_t (&v)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void store_tiles(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                            std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// 16 bytes from global to shared memory, or zeros.
+__device__ __forceinline__ void copy_async(std::uint32_t shared, const void* global, bool live) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(live ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kInFlight>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kInFlight) : "memory");
+}
+
+// A barrier among some warps of a block. Number 0 is __syncthreads'.
+__device__ __forceinline__ void barrier(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Over the four threads that hold a row.
+__device__ __forceinline__ float quad_sum(float v) {
+  v += __shfl_xor_sync(~0u, v, 1);
+  return v + __shfl_xor_sync(~0u, v, 2);
+}
+__device__ __forceinline__ float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
+  return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+__device__ __forceinline__ float reciprocal(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+__device__ __forceinline__ float inverse_square_root(float v) {
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+// Of sixteen draws: bit 0, 1: does dropout keep key, key + 1 (of 16; key is even)?
+__device__ __forceinline__ std::uint32_t keeps_pair(const Philox4& draws, std::uint32_t key, std::uint32_t threshold) {
+  // By selection: an index that the compiler does not know would put the draws into local memory.
+  const std::uint32_t low = (key & 4) != 0 ? draws.x[1] : draws.x[0], high = (key & 4) != 0 ? draws.x[3] : draws.x[2];
+  const std::uint32_t word = ((key & 8) != 0 ? high : low) >> (8 * (key & 3));
+  return ((word & 255u) >= threshold ? 1u : 0u) | ((word >> 8 & 255u) >= threshold ? 2u : 0u);
+}
+
+}  // namespace axial::kernels::cuda

@@ -1,0 +1,251 @@
+// The public functions of kernels/pass.h: checks and the choice of kernel.
+#include <cmath>
+#include <cstdio>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/pass_launch.h"
+#include "kernels/cuda/pass_pack.h"
+#include "kernels/pass.h"
+#include "kernels/validate.h"
+
+namespace axial::kernels::cuda {
+
+namespace {
+
+constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles past the last one stay below 2^31
+
+// Biases of K and V stay explicit where rows of probabilities do not sum to one.
+bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }
+
+bool general(const PassProblem& problem) {
+  return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr || problem.sample_scale != nullptr;
+}
+
+bool empty(const PassProblem& problem) { return problem.lines.count() == 0 || problem.lines.length == 0; }
+
+Status unsupported(const PassProblem& problem, const char* why) {
+  return failure(Code::kUnsupported, "fused pass, lines of %lld, D = %lld, %lld heads, %s: %s",
+                 static_cast<long long>(problem.lines.length), static_cast<long long>(problem.dim),
+                 static_cast<long long>(problem.heads), name(problem.dtype), why);
+}
+
+// What is in memory does not matter here; the kernel does.
+Status check_kernel(const PassProblem& problem, const CardLimits& card) {
+  if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
+    return unsupported(problem, "there are kernels for bfloat16 and float16");
+  }
+  if (!AXIAL_PASS_SM90) return unsupported(problem, "the kernels need an sm_90a build (AXIAL_CUDA_ARCHITECTURES has no 90)");
+  if (card.capability != 90) return unsupported(problem, "the kernels need a card of compute capability 9.0");
+  bool found = false;
+  for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto) { found = true; });
+  if (!found) return unsupported(problem, "no kernel for this D and heads");
+  if (problem.lines.length > kMaxPassLength) return unsupported(problem, "lines go up to 128 tokens");
+  if (problem.lines.count() > kMaxLines) return unsupported(problem, "lines go up to 2^30 in number");
+  return {};
+}
+
+Status check_tokens(const Lines& lines, const void* data, const std::int64_t (&outer)[kMaxOuter], std::int64_t token,
+                    const char* what) {
+  bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (lines.length <= 1 || token % 8 == 0);
+  for (int i = 0; i < kMaxOuter; ++i) aligned = aligned && (lines.outer[i] <= 1 || outer[i] % 8 == 0);
+  if (data == nullptr) return failure(Code::kInvalid, "fused pass: %s is null", what);
+  if (!aligned) return failure(Code::kInvalid, "fused pass: %s and its strides must be multiples of 16 bytes", what);
+  return {};
+}
+
+Status check_problem(const PassProblem& problem, const void* packed, CardLimits* card) {
+  for (const std::int64_t extent : problem.lines.outer) {
+    if (extent < 0) return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
+  }
+  if (problem.lines.length < 0 || !(problem.eps >= 0)) {
+    return failure(Code::kInvalid, "fused pass: length %lld, eps %g; both are 0 or more",
+                   static_cast<long long>(problem.lines.length), problem.eps);
+  }
+  if (!(problem.dropout.p >= 0 && problem.dropout.p < 1) || (problem.dropout.p > 0 && problem.dropout.rng == nullptr)) {
+    return failure(Code::kInvalid, "fused pass: dropout p is %g with%s rng; p lies in [0, 1) and needs one",
+                   problem.dropout.p, problem.dropout.rng == nullptr ? "out" : "");
+  }
+  Status status = card_limits(card);
+  if (status.ok()) status = check_kernel(problem, *card);
+  if (!status.ok() || empty(problem)) return status;
+  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
+    return failure(Code::kInvalid, "fused pass: the packed weights are null or not aligned to 16 bytes");
+  }
+  return check_tokens(problem.lines, problem.x.data, problem.x.outer_stride, problem.x.token_stride, "x");
+}
+
+TokenStrides strides(const std::int64_t (&outer)[kMaxOuter], std::int64_t token) {
+  return {{outer[0], outer[1], outer[2]}, token};
+}
+
+PassArguments arguments_of(const PassProblem& problem, const void* packed) {
+  PassArguments a = {};
+  LineGeometry& g = a.geometry;
+  g.lines = problem.lines.count();
+  g.extent1 = Divisor(static_cast<std::uint32_t>(problem.lines.outer[1]));
+  g.extent2 = Divisor(static_cast<std::uint32_t>(problem.lines.outer[2]));
+  g.length = static_cast<int>(problem.lines.length);
+  g.pitch = line_pitch(g.length);
+  g.strips = std::max(g.pitch / 16, 1);
+  a.x_strides = strides(problem.x.outer_stride, problem.x.token_stride);
+  a.x = problem.x.data;
+  a.packed = static_cast<const unsigned char*>(packed);
+  a.sample_scale = problem.sample_scale;
+  a.bias = problem.weights.bias;
+  const DropoutRate rate = dropout_rate(problem.dropout.p);
+  a.dropout = {problem.dropout.p > 0 ? problem.dropout.rng : nullptr, problem.dropout.stream, problem.dropout.first_line,
+               rate.threshold, static_cast<float>(rate.scale)};
+  a.eps = static_cast<float>(problem.eps);
+  a.causal = problem.causal;
+  return a;
+}
+
+Status check_backward(const PassProblem& problem) {
+  if (problem.weights.bias != nullptr) return unsupported(problem, "the backward has no relative position bias");
+  const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
+  bool found = false;
+  for_pass_backward_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
+    found = strips <= PassBackwardShape<decltype(shape)>::max_strips(general(problem));
+  });
+  return found ? Status{} : unsupported(problem, "no backward for this D, heads and length");
+}
+
+// Tiles of 256 rows, spread over the card.
+PassBackwardPlan backward_plan(const CardLimits& card, LineGeometry& geometry) {
+  const int strips = geometry.strips;
+  geometry.lines_per_tile = geometry.pitch < 16 ? 256 / geometry.pitch : 2 * (8 / strips);
+  geometry.tiles = geometry.lines == 0 ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
+  return {std::min<std::int64_t>(geometry.tiles, card.multiprocessors)};
+}
+
+constexpr std::size_t kSlabBytes = sizeof(float) * PassBackwardShape<PassShape<__half, 64, 4, 16>>::kSlab;
+
+}  // namespace
+
+Status card_limits(CardLimits* card) {
+  int device = 0, major = 0, minor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  const auto ask = [&](int* value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
+  };
+  ask(&card->multiprocessors, cudaDevAttrMultiProcessorCount);
+  ask(&card->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  ask(&major, cudaDevAttrComputeCapabilityMajor);
+  ask(&minor, cudaDevAttrComputeCapabilityMinor);
+  card->capability = 10 * major + minor;
+  return check(error, "fused pass");
+}
+
+Status choose_pass(const PassProblem& problem, KernelChoice* choice) {
+  CardLimits card;
+  Status status = card_limits(&card);
+  if (status.ok()) status = check_kernel(problem, card);
+  if (!status.ok()) return status;
+  if (check_backward(problem).ok()) {
+    std::snprintf(choice->backward, sizeof(choice->backward), "fused %s wgmma%s", name(problem.dtype),
+                  general(problem) ? ", general" : "");
+  }
+  std::snprintf(choice->forward, sizeof(choice->forward), "fused %s wgmma%s", name(problem.dtype),
+                general(problem) ? ", general" : "");
+  return {};
+}
+
+std::size_t packed_bytes(const PassProblem& problem) {
+  std::size_t bytes = 0;
+  for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) { bytes = decltype(shape)::kPackedBytes; });
+  return bytes;
+}
+
+Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream) {
+  CardLimits card;
+  Status status = card_limits(&card);
+  if (status.ok()) status = check_kernel(problem, card);
+  if (!status.ok()) return status;
+  const PassWeights& w = problem.weights;
+  for (const void* weight : {static_cast<const void*>(packed), static_cast<const void*>(w.norm_weight),
+                             static_cast<const void*>(w.norm_bias), static_cast<const void*>(w.qkv_weight),
+                             static_cast<const void*>(w.out_weight), static_cast<const void*>(w.out_bias)}) {
+    if (weight == nullptr) return failure(Code::kInvalid, "fused pass: a null weight");
+  }
+  return pack_pass(problem, explicit_biases(problem), packed, stream);
+}
+
+Status pass_forward(const PassProblem& problem, const void* packed, const Tokens& y, CUstream_st* stream) {
+  CardLimits card;
+  Status status = check_problem(problem, packed, &card);
+  if (!status.ok() || empty(problem)) return status;
+  status = check_tokens(problem.lines, y.data, y.outer_stride, y.token_stride, "y");
+  if (!status.ok()) return status;
+  PassArguments arguments = arguments_of(problem, packed);
+  arguments.y = y.data;
+  arguments.y_strides = strides(y.outer_stride, y.token_stride);
+#if AXIAL_PASS_SM90
+  return problem.dtype == DType::kBFloat16
+             ? launch_pass_forward<__nv_bfloat16>(arguments, problem.dim, problem.heads, general(problem), card, stream)
+             : launch_pass_forward<__half>(arguments, problem.dim, problem.heads, general(problem), card, stream);
+#else
+  static_cast<void>(stream);
+  return status;  // never met: check_kernel has refused
+#endif
+}
+
+std::size_t pass_backward_workspace(const PassProblem& problem) {
+  CardLimits card;
+  if (!card_limits(&card).ok()) return 0;
+  LineGeometry geometry = arguments_of(problem, nullptr).geometry;
+  return static_cast<std::size_t>(backward_plan(card, geometry).blocks + 1) * kSlabBytes;
+}
+
+Status pass_backward(const PassProblem& problem, const void* packed, const ConstTokens& dy, const Tokens& dx,
+                     const PassGradients& gradients, void* workspace, std::size_t workspace_bytes, CUstream_st* stream) {
+  CardLimits card;
+  Status status = check_problem(problem, packed, &card);
+  if (status.ok()) status = check_backward(problem);
+  if (!status.ok()) return status;
+  const PassArguments forward = arguments_of(problem, packed);
+  PassBackwardArguments arguments = {};
+  arguments.geometry = forward.geometry;
+  const PassBackwardPlan plan = backward_plan(card, arguments.geometry);
+  status = validate_workspace(workspace, workspace_bytes, static_cast<std::size_t>(plan.blocks + 1) * kSlabBytes);
+  if (!status.ok()) return status;
+  auto* slabs = static_cast<float*>(workspace);
+  float* totals = slabs + plan.blocks * static_cast<std::int64_t>(kSlabBytes / sizeof(float));
+  if (!empty(problem)) {
+    status = check_tokens(problem.lines, dy.data, dy.outer_stride, dy.token_stride, "dy");
+    if (status.ok()) status = check_tokens(problem.lines, dx.data, dx.outer_stride, dx.token_stride, "dx");
+    if (!status.ok()) return status;
+    arguments.x_strides = forward.x_strides;
+    arguments.dy_strides = strides(dy.outer_stride, dy.token_stride);
+    arguments.dx_strides = strides(dx.outer_stride, dx.token_stride);
+    arguments.x = problem.x.data;
+    arguments.dy = dy.data;
+    arguments.dx = dx.data;
+    arguments.packed = forward.packed;
+    arguments.slabs = slabs;
+    arguments.sample_scale = problem.sample_scale;
+    arguments.dropout = forward.dropout;
+    arguments.eps = forward.eps;
+    arguments.causal = problem.causal;
+    const auto same = [](const TokenStrides& a, const TokenStrides& b) {
+      return std::equal(a.outer, a.outer + kMaxOuter, b.outer) && a.token == b.token;
+    };
+    // Layouts that differ take the general kernel; where it has none of that length the caller must lay them out alike.
+    const bool needs_general = general(problem) || !same(arguments.x_strides, arguments.dy_strides) ||
+                               !same(arguments.x_strides, arguments.dx_strides);
+#if AXIAL_PASS_SM90
+    status = problem.dtype == DType::kBFloat16
+                 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, needs_general, stream)
+                 : launch_pass_backward<__half>(arguments, plan, problem.dim, problem.heads, needs_general, stream);
+#else
+    static_cast<void>(needs_general);
+#endif
+    if (!status.ok()) return status;
+  }
+  if (gradients.norm_weight == nullptr) return status;
+  return finish_gradients(problem, slabs, empty(problem) ? 0 : plan.blocks, totals, explicit_biases(problem), gradients,
+                          stream);
+}
+
+}  // namespace axial::kernels::cuda

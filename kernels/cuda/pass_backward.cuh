@@ -1,0 +1,642 @@
+// The fused backward of a pass for sm_90a: everything is recomputed from x, dx is written once, and the gradients of
+// the weights gather in registers over all lines of a block.
+//
+// A block of two warpgroups is persistent and takes tiles of 256 rows, 128 a warpgroup. In shared memory lie the
+// weights, x_hat and dy of the tile, and Q, K, V, dO, which dQ, dK, dV, O replace:
+//   1. normalise x; x_hat and dy to shared memory                                       a warp: 32 rows
+//   2. Q, K, V = x_hat W_qkv^T, dO = dy W_out                                           a warpgroup: 128 rows
+//   3. attention, forward and backward, in registers                                    a warp: (line, head) pairs
+//   4. dx_hat = [dQ dK dV] W_qkv; dW += [dQ dK dV]^T x_hat, O^T dy; column sums         a warpgroup
+//   5. the backward of the normalisation; dx = dy + ...                                 a warp: 32 rows
+// Padding rows are zero in x_hat and dy, so that whatever stands beside them adds nothing to any sum.
+#pragma once
+
+#include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/pass_shapes.cuh"
+#include "kernels/cuda/wgmma.cuh"
+#include "kernels/philox.h"
+
+namespace axial::kernels::cuda {
+
+// Attention of one line and head in the tiles, by one warp: dQ over Q, dK over K, dV over V, O over dO.
+template <class S, int kStrips, bool kGeneral>
+struct AttendBackward {
+  using F = Fragment<typename S::Value>;
+  using L = PassBackwardShape<S>;
+  static constexpr int kSteps = S::kSteps, kTiles = 2 * kSteps;
+  static constexpr bool kHold = kStrips * kSteps <= 2;  // K's and V's fragments stay in registers
+
+  struct Context {
+    std::uint32_t masked;  // of the last strip, as in the forward
+    int length, pitch;
+    bool causal;
+    std::uint32_t threshold;  // of dropout; 0: none. The mask's key lies in shared memory
+    float keep_scale;
+    std::int64_t first_line;  // global number of the line (of the first one in the strip, where it holds several)
+  };
+
+  struct Keys {
+    std::uint32_t rows[kSteps][4], columns[kSteps][4];
+  };
+
+  static __device__ __forceinline__ void load_keys(std::uint32_t at, int lane, int group, Keys& keys) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const std::uint32_t address = at + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
+      load_tiles(address, keys.rows[i]);
+      load_tiles_transposed(address, keys.columns[i]);
+    }
+  }
+
+  // row0: the line's first row in the tile.
+  static __device__ __forceinline__ void run(std::uint32_t base, int row0, int head, const Context& context) {
+    const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;  // not kept in registers between items
+    const int group = head * S::kHeadDim / 8;                       // of 16 bytes in a row
+    const std::uint32_t lane_row = base + (row0 + (lane & 15)) * 128;
+    const auto at = [&](int tile, int strip, int i) {
+      return lane_row + tile + strip * 2048 + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
+    };
+    Keys k_held[kHold ? kStrips : 1], v_held[kHold ? kStrips : 1];
+    if constexpr (kHold) {
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+        load_keys(lane_row + L::kK + j * 2048, lane, group, k_held[j]);
+        load_keys(lane_row + L::kV + j * 2048, lane, group, v_held[j]);
+      }
+    }
+    float dk[kStrips][kTiles][4] = {}, dv[kStrips][kTiles][4] = {};
+#pragma unroll(kStrips > 2 ? 1 : kStrips)
+    for (int m = 0; m < kStrips; ++m) {
+      std::uint32_t q[kSteps][4], d_o[kSteps][4];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        load_tiles(at(L::kQ, m, i), q[i]);
+        load_tiles(at(L::kO, m, i), d_o[i]);
+      }
+      float s[kStrips][2][4];
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          bool left_out = j == kStrips - 1 && (context.masked >> i & 1) != 0;
+          if constexpr (kGeneral) {
+            const int key = 16 * j + 8 * (i >> 2) + 2 * t + (i & 1), query = 16 * m + g + 8 * (i >> 1 & 1);
+            left_out = left_out || (context.causal && key > query);  // in one line, also where a strip holds several
+          }
+          s[j][i >> 2][i & 3] = left_out ? -INFINITY : 0.f;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+        Keys k_now;
+        if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
+        const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n) F::mma(s[j][n], q[i], k.rows[i][n], k.rows[i][2 + n]);
+        }
+      }
+      float max[2], inverse[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < 2 * kStrips; ++j) top = fmaxf(top, fmaxf(s[j >> 1][j & 1][2 * r], s[j >> 1][j & 1][2 * r + 1]));
+        max[r] = quad_max(top);
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < 2 * kStrips; ++j) {
+          float* p = s[j >> 1][j & 1] + 2 * r;
+          p[0] = power_of_two(p[0] - max[r]);
+          p[1] = power_of_two(p[1] - max[r]);
+          sum += p[0] + p[1];
+        }
+        inverse[r] = reciprocal(quad_sum(sum));
+      }
+      // p: the probabilities, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). They are kept rounded, as they
+      // meet V; float32 would take twice the registers. kept: one bit for each that dropout keeps.
+      std::uint32_t p[kStrips][4];
+      [[maybe_unused]] std::uint32_t kept[kStrips];
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* c = s[j][i >> 1] + 2 * (i & 1);
+          p[j][i] = F::pair(c[0] * inverse[i & 1], c[1] * inverse[i & 1]);
+        }
+        if constexpr (kGeneral) {
+          kept[j] = context.threshold != 0 ? draw(base, head, m, j, context) : 255u;
+          if constexpr (!kHold) __syncwarp();  // one strip's draws at a time
+        }
+      }
+      float o[kTiles][4] = {};
+      std::uint32_t d_o_columns[kSteps][4];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) load_tiles_transposed(at(L::kO, m, i), d_o_columns[i]);
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+        Keys v_now;
+        if constexpr (!kHold) load_keys(lane_row + L::kV + j * 2048, lane, group, v_now);
+        const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
+        std::uint32_t met[4];  // what meets V: not yet divided by 1 - p
+#pragma unroll
+        for (int i = 0; i < 4; ++i) met[i] = kGeneral ? p[j][i] & pair_mask(kept[j] >> 2 * i) : p[j][i];
+        const std::uint32_t turned[4] = {transpose(met[0]), transpose(met[2]), transpose(met[1]), transpose(met[3])};
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          F::mma(o[2 * i], met, v.columns[i][0], v.columns[i][1]);
+          F::mma(o[2 * i + 1], met, v.columns[i][2], v.columns[i][3]);
+          F::mma(dv[j][2 * i], turned, d_o_columns[i][0], d_o_columns[i][1]);
+          F::mma(dv[j][2 * i + 1], turned, d_o_columns[i][2], d_o_columns[i][3]);
+        }
+      }
+      if constexpr (kGeneral) {
+#pragma unroll
+        for (int n = 0; n < 4 * kTiles; ++n) o[n >> 2][n & 3] *= context.keep_scale;
+      }
+      float delta[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        store_tiles(at(L::kO, m, i), F::pair(o[2 * i][0], o[2 * i][1]), F::pair(o[2 * i][2], o[2 * i][3]),
+                    F::pair(o[2 * i + 1][0], o[2 * i + 1][1]), F::pair(o[2 * i + 1][2], o[2 * i + 1][3]));
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          delta[r] += F::low(d_o[i][r]) * o[2 * i][2 * r] + F::high(d_o[i][r]) * o[2 * i][2 * r + 1] +
+                      F::low(d_o[i][2 + r]) * o[2 * i + 1][2 * r] + F::high(d_o[i][2 + r]) * o[2 * i + 1][2 * r + 1];
+        }
+      }
+      constexpr float kLn2 = 0.693147181f;  // the scores are to the base 2
+      delta[0] = -kLn2 * quad_sum(delta[0]);
+      delta[1] = -kLn2 * quad_sum(delta[1]);
+      if constexpr (!kHold) __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+        Keys v_now;
+        if constexpr (!kHold) load_keys(lane_row + L::kV + j * 2048, lane, group, v_now);
+        const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
+        float dp[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][n], v.rows[i][2 + n]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int n = i >> 1, r = i & 1;
+          float low = kLn2, high = kLn2;
+          if constexpr (kGeneral) {
+            low = (kept[j] >> 2 * i & 1) != 0 ? kLn2 * context.keep_scale : 0.f;
+            high = (kept[j] >> 2 * i & 2) != 0 ? kLn2 * context.keep_scale : 0.f;
+          }
+          p[j][i] = F::pair(F::low(p[j][i]) * fmaf(dp[n][2 * r], low, delta[r]),
+                            F::high(p[j][i]) * fmaf(dp[n][2 * r + 1], high, delta[r]));
+        }
+      }
+      float dq[kTiles][4] = {};
+      std::uint32_t q_columns[kSteps][4];
+      if constexpr (!kHold) __syncwarp();  // the loads below stay below, where registers are free
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) load_tiles_transposed(at(L::kQ, m, i), q_columns[i]);
+#pragma unroll
+      for (int j = 0; j < kStrips; ++j) {
+        Keys k_now;
+        if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
+        const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
+        const std::uint32_t turned[4] = {transpose(p[j][0]), transpose(p[j][2]), transpose(p[j][1]), transpose(p[j][3])};
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          F::mma(dq[2 * i], p[j], k.columns[i][0], k.columns[i][1]);
+          F::mma(dq[2 * i + 1], p[j], k.columns[i][2], k.columns[i][3]);
+          F::mma(dk[j][2 * i], turned, q_columns[i][0], q_columns[i][1]);
+          F::mma(dk[j][2 * i + 1], turned, q_columns[i][2], q_columns[i][3]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        store_tiles(at(L::kQ, m, i), F::pair(dq[2 * i][0], dq[2 * i][1]), F::pair(dq[2 * i][2], dq[2 * i][3]),
+                    F::pair(dq[2 * i + 1][0], dq[2 * i + 1][1]), F::pair(dq[2 * i + 1][2], dq[2 * i + 1][3]));
+      }
+    }
+    if constexpr (kGeneral) {
+#pragma unroll
+      for (int n = 0; n < 4 * kStrips * kTiles; ++n) dv[n / (4 * kTiles)][n / 4 % kTiles][n & 3] *= context.keep_scale;
+    }
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        store_tiles(at(L::kK, j, i), F::pair(dk[j][2 * i][0], dk[j][2 * i][1]), F::pair(dk[j][2 * i][2], dk[j][2 * i][3]),
+                    F::pair(dk[j][2 * i + 1][0], dk[j][2 * i + 1][1]), F::pair(dk[j][2 * i + 1][2], dk[j][2 * i + 1][3]));
+        store_tiles(at(L::kV, j, i), F::pair(dv[j][2 * i][0], dv[j][2 * i][1]), F::pair(dv[j][2 * i][2], dv[j][2 * i][3]),
+                    F::pair(dv[j][2 * i + 1][0], dv[j][2 * i + 1][1]), F::pair(dv[j][2 * i + 1][2], dv[j][2 * i + 1][3]));
+      }
+    }
+  }
+
+  // Bits 2 i, 2 i + 1 for the pair that p[i] holds: 1 where dropout keeps the probability.
+  static __device__ __forceinline__ std::uint32_t draw(std::uint32_t base, int head, int m, int j, const Context& context) {
+    std::uint64_t mask_key;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(mask_key) : "r"(base + L::kKey));
+    const int g = lane_id() >> 2, t = lane_id() & 3;
+    std::uint32_t kept = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int query = 16 * m + g + 8 * r;
+      std::int64_t line = context.first_line;
+      if (context.pitch < 16) {
+        line += query / context.pitch;
+        query %= context.pitch;
+      }
+      const Philox4 draws = dropout_draws(mask_key, static_cast<std::uint64_t>(line * S::kHeads + head),
+                                          static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const std::uint32_t key = 8 * n + 2 * t;
+        kept |= keeps_pair(draws, context.pitch < 16 ? key % context.pitch : key, context.threshold) << (4 * n + 2 * r);
+      }
+    }
+    return kept;
+  }
+
+  // Two bits to the halves of a register.
+  static __device__ __forceinline__ std::uint32_t pair_mask(std::uint32_t bits) {
+    return ((bits & 1) != 0 ? 0xffffu : 0u) | ((bits & 2) != 0 ? 0xffff0000u : 0u);
+  }
+};
+
+// kGeneral: dropout, causal lines, per-sample scale; x, dy and dx that are laid out differently.
+template <class S, int kStrips, bool kGeneral>
+__global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_constant__ PassBackwardArguments p) {
+#if AXIAL_HAS_WGMMA
+  using V = typename S::Value;
+  using F = Fragment<V>;
+  using L = PassBackwardShape<S>;
+  using Attend = AttendBackward<S, kStrips, kGeneral>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int this_warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0);
+  // Worked out anew in every phase (late): kept, all that follows from it would take registers.
+  struct Seat {
+    int warp, half, lane, g, t;
+    int row0;  // of the tile: the warp's first strip begins here, its second one 64 rows on
+  };
+  const auto seat_now = [this_warp] {
+    const int warp = late(this_warp), lane = late(lane_id());
+    return Seat{warp, warp >> 2, lane, lane >> 2, lane & 3, (warp >> 2) * L::kHalf + (warp & 3) * 16};
+  };
+  const std::uint32_t base = shared_address(shared);
+  const LineGeometry& geometry = p.geometry;
+  const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
+
+  for (int i = static_cast<int>(threadIdx.x); i < S::kQkvBytes / 16; i += L::kThreads) {
+    copy_async(base + L::kQkv + 16 * i, p.packed + 16 * i, true);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < S::kOutBytes / 16; i += L::kThreads) {
+    copy_async(base + L::kOut + 16 * i, p.packed + S::kOutPlain + 16 * i, true);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < 4 * S::kQkvRows / 16; i += L::kThreads) {
+    copy_async(base + L::kBias + 16 * i, p.packed + S::kQkvBias + 16 * i, true);
+  }
+  copy_commit();
+  if (threadIdx.x < 64) store_shared(base + L::kOnes + 16 * threadIdx.x, make_uint4(F::kOnes, F::kOnes, F::kOnes, F::kOnes));
+
+  const bool shared_strip = geometry.pitch < 16;
+  const int half_lines = geometry.lines_per_tile / 2;
+  const int pitch_shift = __ffs(geometry.pitch) - 1;  // of a shared strip, where the pitch is a power of two
+  const int tiles = static_cast<int>(geometry.tiles), lines = static_cast<int>(geometry.lines);
+  // Row i (0 .. 3) of a thread is row g + 8 (i & 1) of strip (warp & 3) + 4 (i >> 1) of its half. Its line, or -1, and
+  // its position in the line.
+  const auto line_of = [&](const Seat& seat, int tile, int i) {
+    const int strip = (seat.warp & 3) + 4 * (i >> 1), row = seat.g + 8 * (i & 1);
+    const int slot = shared_strip ? (strip << (4 - pitch_shift)) + (row >> pitch_shift) : strip / kStrips;
+    const int line = tile * geometry.lines_per_tile + seat.half * half_lines + slot;
+    return slot < half_lines && line < lines ? line : -1;
+  };
+  const auto position_of = [&](const Seat& seat, int i) {
+    const int strip = (seat.warp & 3) + 4 * (i >> 1), row = seat.g + 8 * (i & 1);
+    return shared_strip ? row & (geometry.pitch - 1) : strip % kStrips * 16 + row;
+  };
+  // The offsets of this thread's rows, or -1.
+  const auto locate = [&](const Seat& seat, int tile, const TokenStrides& strides, std::int64_t (&rows)[4]) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const int line = line_of(seat, tile, 2 * m), position = position_of(seat, 2 * m);
+      const std::int64_t first =
+          line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
+      rows[2 * m] = line < 0 || position >= geometry.length ? -1 : first;
+      if (shared_strip) {
+        const int other = line_of(seat, tile, 2 * m + 1), place = position_of(seat, 2 * m + 1);
+        rows[2 * m + 1] = other < 0 || place >= geometry.length
+                              ? -1
+                              : line_offset(geometry, static_cast<std::uint32_t>(other), strides) + place * strides.token;
+      } else {  // a strip's rows are one line's
+        rows[2 * m + 1] = line < 0 || position + 8 >= geometry.length ? -1 : first + 8 * strides.token;
+      }
+    }
+  };
+  // 16-byte group j (0, 1) of a thread in a row: odd rows start with the second half, so that the threads of two rows
+  // meet all banks.
+  const auto group_of = [](const Seat& seat, int j) { return 4 * ((seat.g ^ j) & 1) + seat.t; };
+  uint4 xr[8], gr[8];
+  const auto load = [&](int tile) {
+    const Seat seat = seat_now();
+    std::int64_t rows[4] = {-1, -1, -1, -1};
+    const auto gather = [&](const void* tensor, uint4 (&v)[8]) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        v[i] = make_uint4(0, 0, 0, 0);
+        if (rows[i >> 1] >= 0) v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] + 8 * group_of(seat, i & 1));
+      }
+    };
+    if (tile < tiles) locate(seat, tile, p.x_strides, rows);
+    gather(p.x, xr);
+    if (kGeneral && tile < tiles) locate(seat, tile, p.dy_strides, rows);
+    gather(p.dy, gr);
+  };
+
+  typename Attend::Context context = {};
+  context.length = geometry.length;
+  context.pitch = geometry.pitch;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
+    const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
+                                    : 16 * (kStrips - 1) + key < geometry.length;
+    context.masked |= (valid ? 0u : 1u) << i;
+  }
+  if constexpr (kGeneral) {
+    context.causal = p.causal;
+    context.threshold = p.dropout.threshold;
+    context.keep_scale = p.dropout.scale;
+    if (context.threshold != 0 && threadIdx.x == 0) {
+      *reinterpret_cast<std::uint64_t*>(shared + L::kKey) =
+          dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
+    }
+  }
+
+  const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
+                      tile_q = wgmma_operand(base + L::kQ), w_qkv = wgmma_operand(base + L::kQkv),
+                      w_out = wgmma_operand(base + L::kOut), ones = wgmma_operand(base + L::kOnes);
+  constexpr int kTile = L::kTileBytes / 16;  // in descriptor units
+  float dw[2][32], sums[2][2] = {};  // half 0: dQ^T x_hat, dK^T x_hat; half 1: dV^T x_hat, O^T dy
+#pragma unroll
+  for (int i = 0; i < 64; ++i) dw[i >> 5][i & 31] = 0;
+
+  // Address of the 16-byte group c of row (lane & 15) + 64 m of a warp's strips, for ldmatrix and stmatrix.
+  const auto at = [&](const Seat& seat, int tile, int m, int c) {
+    return base + (seat.row0 + (seat.lane & 15)) * 128 + tile + m * 8192 + (((c + (seat.lane >> 4)) ^ (seat.lane & 7)) << 4);
+  };
+
+  load(static_cast<int>(blockIdx.x));
+  copy_wait<0>();
+  wgmma_publish();
+  __syncthreads();
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
+    float rstd[4];
+    {
+      const Seat seat = seat_now();
+      const int next = tile + static_cast<int>(gridDim.x);
+      if (next < tiles) {
+        // A row is one line of the cache: the first two threads of a quad ask for x and dy.
+        std::int64_t rows[4];
+        locate(seat, next, !kGeneral || seat.t == 0 ? p.x_strides : p.dy_strides, rows);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (seat.t < 2 && rows[i] >= 0) {
+            const V* address = static_cast<const V*>(seat.t == 0 ? p.x : p.dy) + rows[i];
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        std::uint32_t v[8] = {xr[2 * i].x,     xr[2 * i].y,     xr[2 * i].z,     xr[2 * i].w,
+                              xr[2 * i + 1].x, xr[2 * i + 1].y, xr[2 * i + 1].z, xr[2 * i + 1].w};
+        float a = 0, b = 0;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          a += F::low(v[k]);
+          b += F::high(v[k]);
+        }
+        const float mean = quad_sum(a + b) * (1.f / S::kDim);
+        a = b = 0;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          const float low = F::low(v[k]) - mean, high = F::high(v[k]) - mean;
+          a += low * low;
+          b += high * high;
+        }
+        rstd[i] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
+        const float shift = -mean * rstd[i];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) v[k] = F::pair(fmaf(F::low(v[k]), rstd[i], shift), fmaf(F::high(v[k]), rstd[i], shift));
+        if (kGeneral && p.sample_scale != nullptr) {
+          const int line = line_of(seat, tile, i);
+          if (line >= 0) {
+            const float scale = __ldg(p.sample_scale + geometry.extent1.divide(
+                                                           geometry.extent2.divide(static_cast<std::uint32_t>(line))));
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+              std::uint32_t& u = reinterpret_cast<std::uint32_t*>(&gr[2 * i])[k];
+              u = F::pair(F::low(u) * scale, F::high(u) * scale);
+            }
+          }
+        }
+        const std::uint32_t row = base + (seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g) * 128;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const std::uint32_t to = row + ((group_of(seat, j) ^ seat.g) << 4);
+          store_shared(to + L::kX, make_uint4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]));
+          store_shared(to + L::kDy, gr[2 * i + j]);
+        }
+      }
+    }
+    wgmma_publish();
+    barrier(1 + (this_warp >> 2), L::kHalf);
+    const Seat seat = seat_now();
+    const int half = seat.half, t = seat.t;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const std::uint32_t rows = (half * 2 + m) * 512;  // 64 rows of 128 bytes
+      {
+        float qkv[96];
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) Wgmma<V, 192>::template ss<0, 0>(qkv, tile_x + rows + 2 * i, w_qkv + 2 * i, i != 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_settle(qkv);
+#pragma unroll
+        for (int c = 0; c < 12; ++c) {  // 16 channels of Q, K or V
+          const int matrix = c / 4, row = qkv_row<S>(matrix, 16 * (c % 4) / S::kHeadDim, 16 * (c % 4) % S::kHeadDim);
+          const float* v = qkv + row / 2;
+          float2 b0 = {0, 0}, b1 = {0, 0};
+          // Strips that no line uses have no attention to turn Q and V into gradients: they must not hold a bias.
+          const bool used = 8 % kStrips == 0 || (seat.warp & 3) + 4 * m < 8 / kStrips * kStrips;
+          if ((matrix == 0 || kGeneral) && used) {
+            b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
+            b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
+          }
+          store_tiles(at(seat, L::kQ + matrix * L::kTileBytes, m, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
+                      F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
+        }
+      }
+      float d_o[32];
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Wgmma<V, 64>::template ss<0, 1>(d_o, tile_dy + rows + 2 * i, w_out + 128 * i, i != 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_settle(d_o);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float* v = d_o + 8 * c;
+        store_tiles(at(seat, L::kO, m, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
+      }
+    }
+    barrier(1 + half, L::kHalf);
+    {
+      constexpr int kLines = 8 / kStrips, kItems = kLines * S::kHeads;  // of a half
+      const int quarter = this_warp & 3, first = kItems * quarter / 4, last = kItems * (quarter + 1) / 4;
+#pragma unroll 1
+      for (int item = first; item < last; ++item) {
+        const int line = item / S::kHeads, head = item % S::kHeads;
+        if constexpr (kGeneral) {
+          context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile + half * half_lines +
+                               (shared_strip ? line * (16 / geometry.pitch) : line);
+        }
+        Attend::run(base, half * L::kHalf + line * (16 * kStrips), head, context);
+      }
+    }
+    wgmma_publish();
+    __syncthreads();
+
+    const Seat late_seat = seat_now();
+    const int part = late_seat.half;
+    const std::uint32_t dw_a0 = tile_q + (part != 0 ? 2 : 0) * kTile, dw_a1 = dw_a0 + kTile;
+    const std::uint32_t dw_b1 = part != 0 ? tile_dy : tile_x, sum_a1 = part != 0 ? tile_dy : tile_q;
+    float dx_hat[2][32], columns[2][4];
+    wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int k = 0; k < 12; ++k) {
+        const int matrix = k / 4, c = k % 4;
+        const int row = qkv_row<S>(matrix, 16 * c / S::kHeadDim, 16 * c % S::kHeadDim);
+        Wgmma<V, 64>::template ss<0, 1>(dx_hat[m], tile_q + matrix * kTile + (part * 2 + m) * 512 + 2 * c, w_qkv + row * 8,
+                                        k != 0);
+      }
+    }
+    wgmma_commit();
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      Wgmma<V, 64>::template ss<1, 1>(dw[0], dw_a0 + 128 * k, tile_x + 128 * k, true);
+      Wgmma<V, 64>::template ss<1, 1>(dw[1], dw_a1 + 128 * k, dw_b1 + 128 * k, true);
+      Wgmma<V, 8>::template ss<1, 0>(columns[0], dw_a0 + 128 * k, ones, k != 0);
+      Wgmma<V, 8>::template ss<1, 0>(columns[1], sum_a1 + 128 * k, ones, k != 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_settle(dx_hat[0]);
+    wgmma_settle(dx_hat[1]);
+    std::uint32_t out[2][4][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        std::uint32_t x[4];  // loaded again below: registers are scarcer than time
+        load_tiles(at(late_seat, L::kX, m, 2 * c), x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* d = dx_hat[m] + 4 * (2 * c + (i >> 1)) + 2 * (i & 1);
+          mean[i & 1] += d[0] + d[1];
+          mean_x[i & 1] += d[0] * F::low(x[i]) + d[1] * F::high(x[i]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        mean[r] = quad_sum(mean[r]) * (-1.f / S::kDim);
+        mean_x[r] = quad_sum(mean_x[r]) * (-1.f / S::kDim);
+      }
+      __syncwarp();  // keeps the loads below from moving up, where they would take registers
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        std::uint32_t x[4], dy[4] = {0, 0, 0, 0};
+        load_tiles(at(late_seat, L::kX, m, 2 * c), x);
+        if (!kGeneral || p.sample_scale == nullptr) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = i & 1;
+          const float* d = dx_hat[m] + 4 * (2 * c + (i >> 1)) + 2 * r;
+          const float low = fmaf(mean_x[r], F::low(x[i]), d[0] + mean[r]);
+          const float high = fmaf(mean_x[r], F::high(x[i]), d[1] + mean[r]);
+          out[m][c][i] = F::pair(fmaf(low, rstd[2 * m + r], F::low(dy[i])), fmaf(high, rstd[2 * m + r], F::high(dy[i])));
+        }
+      }
+      __syncwarp();
+    }
+    load(tile + static_cast<int>(gridDim.x));
+    wgmma_wait<0>();
+    wgmma_settle(dw[0]);
+    wgmma_settle(dw[1]);
+    wgmma_settle(columns[0]);
+    wgmma_settle(columns[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i >> 1][i & 1] += columns[i >> 1][2 * (i & 1)];
+    __syncthreads();  // the tile has no reader any more: dx goes out through the warp's own rows of x_hat
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) store_tiles(at(late_seat, L::kX, m, 2 * c), out[m][c][0], out[m][c][1], out[m][c][2], out[m][c][3]);
+    }
+    __syncwarp();
+    std::int64_t rows[4], dy_rows[4];
+    const Seat out_seat = seat_now();
+    locate(out_seat, tile, kGeneral ? p.dx_strides : p.x_strides, rows);
+    if (kGeneral && p.sample_scale != nullptr) locate(out_seat, tile, p.dy_strides, dy_rows);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (rows[i] < 0) continue;
+      const std::uint32_t row = base + L::kX + (out_seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + out_seat.g) * 128;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        uint4 v = load_shared(row + ((group_of(out_seat, j) ^ out_seat.g) << 4));
+        if (kGeneral && p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
+          const uint4 dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
+          const auto add = [](std::uint32_t a, std::uint32_t b) { return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b)); };
+          v = make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
+        }
+        *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) = v;
+      }
+    }
+    __syncwarp();
+  }
+
+  float* slab = p.slabs + std::int64_t{blockIdx.x} * L::kSlab;
+  const Seat seat = seat_now();
+  const int half = seat.half, t = seat.t, channel = (seat.warp & 3) * 16 + seat.g;
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        *reinterpret_cast<float2*>(slab + ((half * 2 + b) * 64 + channel + 8 * r) * 64 + 8 * n + 2 * t) =
+            make_float2(dw[b][4 * n + 2 * r], dw[b][4 * n + 2 * r + 1]);
+      }
+    }
+  }
+  if (t == 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      slab[L::kSums + half * 64 + channel + 8 * r] = sums[0][r];  // dQ, dV
+      if (half != 0) slab[L::kSums + 128 + channel + 8 * r] = sums[1][r];  // dy
+    }
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace axial::kernels::cuda

@@ -1,0 +1,590 @@
+// The fused forward of a pass for sm_90a: projections by wgmma with the activations in registers, attention by
+// mma.sync, weights resident in shared memory.
+//
+// A block is persistent and takes tiles of 16 rows a warp. A warp owns a strip of 16 rows from x to y: it
+// normalises them in registers, multiplies them by the weights together with its warpgroup, and attends. Keys and
+// values of a line's strips meet in shared memory, as the fragments that the products take; a named barrier joins
+// the warps of a line. The output projection of a tile runs behind the normalisation of the next one.
+#pragma once
+
+#include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/pass_shapes.cuh"
+#include "kernels/cuda/wgmma.cuh"
+#include "kernels/philox.h"
+
+namespace axial::kernels::cuda {
+
+template <class S, bool kGeneral>
+struct PassForwardShape {
+  // At most; registers are bounded accordingly.
+  static constexpr int kThreads = !kGeneral && S::kDim <= 64 && S::kHeadDim < 64 ? 384 : 256;
+  // The next group's projection runs behind the attention of this one, if both groups' accumulators fit.
+  static constexpr bool kAhead = S::kGroupWidth <= 96 && S::kGroups > 1;
+  static constexpr int kBuffers = kAhead ? 2 : 1;
+  // The output projection of a tile runs behind the normalisation and first projection of the next.
+  static constexpr bool kOverlap = S::kDim / 2 + kBuffers * S::kGroupWidth / 2 < 160;
+
+  // x in shared memory: 16-byte groups of a row are permuted where a row is a multiple of 128 bytes, else rows are
+  // padded by one group; either way 8 rows of one column, and 2 rows of 4 columns, meet all banks.
+  static constexpr bool kPermuted = S::kDim % 64 == 0;
+  static constexpr int kRowGroups = S::kDim / 8;
+  static constexpr int kRowBytes = 16 * (kRowGroups + !kPermuted);
+  static constexpr int kStripBytes = 16 * kRowBytes;
+
+  // Keys and values of a strip and group: [head][k step][K, V][lane] x 16 bytes, twice, used alternately, so that
+  // one barrier a group is enough.
+  static constexpr int kExchangeBytes = S::kGroupHeads * S::kSteps * 1024;
+  // Two strips of x a warp where they fit beside the weights: the next one is fetched early.
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kWeightBytes = (S::kForwardBytes + 1023) / 1024 * 1024;
+  static constexpr int bytes(int warps, int stages) {
+    return kWeightBytes + warps * (stages * kStripBytes + 2 * kExchangeBytes);
+  }
+  static constexpr int kStages = bytes(kWarps, 2) + 1024 <= 232448 ? 2 : 1;
+
+  static __device__ __forceinline__ int x_offset(int row, int group) {
+    if constexpr (!kPermuted) return row * kRowBytes + group * 16;
+    const int turn = (row & 1) << 2 | (row >> 1 & 3);
+    return row * kRowBytes + ((group & ~7) | ((group ^ turn) & 7)) * 16;
+  }
+};
+
+// A warp's place in its line; the same for every tile.
+struct StripPlace {
+  int strips, own;          // strips of the line, and which one is ours
+  std::uint32_t first;      // exchange area of the line's first strip, this lane's 16 bytes
+  int barrier_number, barrier_threads;  // 0 threads: the strip is alone
+  std::uint32_t masked;     // bit 4 n + 2 r + e: no key at column 8 n + 2 t + e of the last strip for row g + 8 r
+  int length, pitch;
+};
+
+// --- Attention of one group of heads ---------------------------------------------------------------
+
+template <class S, bool kGeneral>
+struct Attend {
+  using F = Fragment<typename S::Value>;
+  static constexpr int kHeads = S::kGroupHeads, kSteps = S::kSteps, kTiles = 2 * kSteps;
+  static constexpr int kExchange = PassForwardShape<S, kGeneral>::kExchangeBytes;
+
+  // What the general kernel needs beside: positions for bias, causality and dropout.
+  struct Context {
+    const float* bias;  // of the group's first head, [head][2L-1]; null: none
+    bool causal;
+    std::uint64_t key;  // of the dropout mask
+    std::uint32_t threshold;  // 0: no dropout
+    std::uint64_t row[2];     // line * heads + first head of the group, of rows g and g + 8
+    int query[2];             // position in the line of rows g and g + 8
+  };
+
+  // Softmax statistics and sums of one group, over the keys met so far.
+  float max[kHeads][2], sum[kHeads][2], o[kHeads][kTiles][4];
+
+  template <int kStrips>
+  __device__ __forceinline__ void keys(int strip, const std::uint32_t (&q)[kHeads][kSteps][4], const StripPlace& place,
+                                       std::uint32_t exchange, const Context& context) {
+    const int lane = lane_id(), t = lane & 3;
+    float s[kHeads][kStrips][2][4];
+    std::uint32_t invalid = strip + kStrips == place.strips ? place.masked : 0;
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[h][j][i >> 2][i & 3] = 0;
+        if constexpr (kGeneral) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            int key = 8 * (i >> 2) + 2 * t + (i & 1);
+            key = place.pitch < 16 ? key % place.pitch : key + 16 * (strip + j);
+            const int query = context.query[i >> 1 & 1];
+            const bool valid = key < place.length && query < place.length;
+            if (valid && context.bias != nullptr) {
+              s[h][j][i >> 2][i & 3] =
+                  __ldg(context.bias + h * (2 * place.length - 1) + query - key + place.length - 1) * 1.44269504f;
+            }
+            if (context.causal && key > query) s[h][j][i >> 2][i & 3] = -INFINITY;
+          }
+        }
+      }
+    }
+    if (invalid != 0) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = -INFINITY;
+        }
+      }
+    }
+    const std::uint32_t from = exchange + strip * (2 * kExchange);
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const uint4 k = load_shared(from + j * (2 * kExchange) + (h * kSteps + i) * 1024);
+          F::mma(s[h][j][0], q[h][i], k.x, k.y);
+          F::mma(s[h][j][1], q[h][i], k.z, k.w);
+        }
+      }
+    }
+    float top[kHeads][2];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float m = fmaxf(fmaxf(s[h][0][0][2 * r], s[h][0][0][2 * r + 1]), fmaxf(s[h][0][1][2 * r], s[h][0][1][2 * r + 1]));
+#pragma unroll
+        for (int j = 1; j < kStrips; ++j) {
+          m = fmaxf(m, fmaxf(fmaxf(s[h][j][0][2 * r], s[h][j][0][2 * r + 1]),
+                             fmaxf(s[h][j][1][2 * r], s[h][j][1][2 * r + 1])));
+        }
+        top[h][r] = m;
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < 3; ++step) {
+#pragma unroll
+      for (int i = 0; i < 2 * kHeads; ++i) {
+        top[i >> 1][i & 1] = fmaxf(top[i >> 1][i & 1], __shfl_xor_sync(~0u, top[i >> 1][i & 1], step));
+      }
+    }
+    if (strip > 0) {  // rescale what was summed under a smaller maximum
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          top[h][r] = fmaxf(top[h][r], max[h][r]);
+          const float scale = power_of_two(max[h][r] - top[h][r]);
+          sum[h][r] *= scale;
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            o[h][n][2 * r] *= scale;
+            o[h][n][2 * r + 1] *= scale;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) max[h][r] = top[h][r];
+    }
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float& p = s[h][j][i >> 2][i & 3];
+          p = power_of_two(p - max[h][i >> 1 & 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if constexpr (kGeneral) {
+          if (context.threshold != 0) drop(s[h][j], h, strip + j, place, context);
+        }
+        const std::uint32_t p[4] = {F::pair(s[h][j][0][0], s[h][j][0][1]), F::pair(s[h][j][0][2], s[h][j][0][3]),
+                                    F::pair(s[h][j][1][0], s[h][j][1][1]), F::pair(s[h][j][1][2], s[h][j][1][3])};
+        float ones[4] = {sum[h][0], 0, sum[h][1], 0};  // row sums of the rounded probabilities, by a column of ones
+        if (!kGeneral || context.threshold == 0) {
+          F::mma(ones, p, F::kOnes, F::kOnes);
+          sum[h][0] = ones[0];
+          sum[h][1] = ones[2];
+        }
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const uint4 v = load_shared(from + j * (2 * kExchange) + (h * kSteps + i) * 1024 + 512);
+          F::mma(o[h][2 * i], p, v.x, v.y);
+          F::mma(o[h][2 * i + 1], p, v.z, v.w);
+        }
+      }
+    }
+  }
+
+  // Adds the probabilities to the row sums and then drops some of them.
+  __device__ __forceinline__ void drop(float (&s)[2][4], int head, int strip, const StripPlace& place,
+                                       const Context& context) {
+    const int t = lane_id() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[head][r] += quad_sum((s[0][2 * r] + s[0][2 * r + 1]) + (s[1][2 * r] + s[1][2 * r + 1]));
+      const Philox4 draws = dropout_draws(context.key, context.row[r] + head, static_cast<std::uint32_t>(context.query[r]),
+                                          place.pitch < 16 ? 0 : strip);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const std::uint32_t key = 8 * n + 2 * t;
+        const std::uint32_t kept = keeps_pair(draws, place.pitch < 16 ? key % place.pitch : key, context.threshold);
+        if ((kept & 1) == 0) s[n][2 * r] = 0;
+        if ((kept & 2) == 0) s[n][2 * r + 1] = 0;
+      }
+    }
+  }
+
+  // qkv: the group's accumulators. bias: the folded biases of its columns. out: O as the A of the next product.
+  __device__ __forceinline__ void run(const float (&qkv)[S::kGroupWidth / 2], const float* bias, const StripPlace& place,
+                                      std::uint32_t exchange, float keep_scale, const Context& context,
+                                      std::uint32_t (*out)[4]) {
+    const int t = lane_id() & 3;
+    constexpr int kWidth = S::kHeadDim / 2;  // accumulators of one matrix of a head
+    const std::uint32_t own = exchange + place.own * (2 * kExchange);
+    std::uint32_t q[kHeads][kSteps][4];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      // Two rows (0: g, 1: g + 8) of accumulator tile n of matrix m, with its bias.
+      const auto rounded = [&](int m, int n, int r, bool biased) {
+        const float* c = qkv + (3 * h + m) * kWidth + 4 * n + 2 * r;
+        if (!biased) return F::pair(c[0], c[1]);
+        const float2 b = *reinterpret_cast<const float2*>(bias + (3 * h + m) * S::kHeadDim + 8 * n + 2 * t);
+        return F::pair(c[0] + b.x, c[1] + b.y);
+      };
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        store_shared(own + (h * kSteps + i) * 1024,
+                     make_uint4(rounded(1, 2 * i, 0, kGeneral), rounded(1, 2 * i + 1, 0, kGeneral),
+                                rounded(1, 2 * i, 1, kGeneral), rounded(1, 2 * i + 1, 1, kGeneral)));
+        store_shared(own + (h * kSteps + i) * 1024 + 512,
+                     make_uint4(transpose(rounded(2, 2 * i, 0, kGeneral)), transpose(rounded(2, 2 * i, 1, kGeneral)),
+                                transpose(rounded(2, 2 * i + 1, 0, kGeneral)),
+                                transpose(rounded(2, 2 * i + 1, 1, kGeneral))));
+        q[h][i][0] = rounded(0, 2 * i, 0, true);
+        q[h][i][1] = rounded(0, 2 * i, 1, true);
+        q[h][i][2] = rounded(0, 2 * i + 1, 0, true);
+        q[h][i][3] = rounded(0, 2 * i + 1, 1, true);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[h][r] = -INFINITY;
+        sum[h][r] = 0;
+      }
+#pragma unroll
+      for (int n = 0; n < 4 * kTiles; ++n) o[h][n >> 2][n & 3] = 0;
+    }
+    if (place.barrier_threads != 0) {
+      barrier(place.barrier_number, place.barrier_threads);
+    } else {
+      __syncwarp();
+    }
+    int strip = 0;
+    for (; strip + 2 <= place.strips; strip += 2) keys<2>(strip, q, place, exchange, context);
+    if (strip < place.strips) keys<1>(strip, q, place, exchange, context);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float r0 = reciprocal(sum[h][0]) * keep_scale, r1 = reciprocal(sum[h][1]) * keep_scale;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        std::uint32_t(&a)[4] = out[h * kSteps + i];
+        a[0] = F::pair(o[h][2 * i][0] * r0, o[h][2 * i][1] * r0);
+        a[1] = F::pair(o[h][2 * i][2] * r1, o[h][2 * i][3] * r1);
+        a[2] = F::pair(o[h][2 * i + 1][0] * r0, o[h][2 * i + 1][1] * r0);
+        a[3] = F::pair(o[h][2 * i + 1][2] * r1, o[h][2 * i + 1][3] * r1);
+      }
+    }
+  }
+};
+
+// --- The kernel ------------------------------------------------------------------------------------
+
+// kGeneral: relative bias, causal lines, dropout, QKV bias, per-sample scale; the plain kernel folds all biases of
+// V into the output's and leaves those of K out, which softmax does not see.
+template <class S, bool kGeneral>
+__global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1) pass_forward_kernel(
+    const __grid_constant__ PassArguments p) {
+#if AXIAL_HAS_WGMMA
+  using F = Fragment<typename S::Value>;
+  using V = typename S::Value;
+  using L = PassForwardShape<S, kGeneral>;
+  constexpr int kDimSteps = S::kDim / 16, kGroups = S::kGroups, kWidth = S::kGroupWidth / 2;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int warps = static_cast<int>(blockDim.x) >> 5;
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0), lane = lane_id(), g = lane >> 2, t = lane & 3;
+  const std::uint32_t base = shared_address(shared);
+  const std::uint32_t strips_x = base + L::kWeightBytes + warp * (L::kStages * L::kStripBytes);
+  const float* qkv_bias = reinterpret_cast<const float*>(shared + S::kQkvBias);
+  const float* out_bias = reinterpret_cast<const float*>(shared + S::kOutBias);
+  const LineGeometry& geometry = p.geometry;
+
+  for (int i = static_cast<int>(threadIdx.x); i < S::kForwardBytes / 16; i += static_cast<int>(blockDim.x)) {
+    copy_async(base + 16 * i, p.packed + 16 * i, true);
+  }
+  copy_commit();
+
+  // Where this warp's rows lie: their line in the tile and their position in it.
+  const bool shared_strip = geometry.pitch < 16;
+  const int row = lane & 15;
+  const int slot = shared_strip ? warp * (16 / geometry.pitch) + row / geometry.pitch : warp / geometry.strips;
+  const int own = shared_strip ? 0 : warp % geometry.strips;
+  const int position = shared_strip ? row % geometry.pitch : own * 16 + row;
+  const bool in_tile = slot < geometry.lines_per_tile && position < geometry.length;
+  StripPlace place;
+  place.strips = geometry.strips;
+  place.own = own;
+  place.length = geometry.length;
+  place.pitch = geometry.pitch;
+  const std::uint32_t exchange0 = base + L::kWeightBytes + warps * (L::kStages * L::kStripBytes) + lane * 16;
+  place.first = exchange0 + (warp - own) * (2 * L::kExchangeBytes);
+  place.barrier_number = 1 + slot;
+  place.barrier_threads = geometry.strips > 1 && slot < geometry.lines_per_tile ? 32 * geometry.strips : 0;
+  if (slot >= geometry.lines_per_tile && !shared_strip) {  // no line: attend to ourselves alone
+    place.strips = 1;
+    place.own = 0;
+    place.first = exchange0 + warp * (2 * L::kExchangeBytes);
+  }
+  place.masked = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int key = 8 * (i >> 2) + 2 * t + (i & 1), query = g + 8 * (i >> 1 & 1);
+    const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
+                                    : 16 * (geometry.strips - 1) + key < geometry.length || place.strips != geometry.strips;
+    place.masked |= (valid ? 0u : 1u) << i;
+  }
+
+  // The line of a tile that this warp (of a shared strip: this lane's row lane & 15) works on, or -1.
+  const auto line_of = [&](std::int64_t tile) -> std::int64_t {
+    const std::int64_t line = tile * geometry.lines_per_tile + slot;
+    return line < geometry.lines && slot < geometry.lines_per_tile ? line : -1;
+  };
+  const int rows_left = geometry.length - own * 16;  // rows of the strip that are tokens, where it is one line's
+  const auto fetch = [&](std::int64_t tile, std::uint32_t strip) {
+    if (tile < geometry.tiles) {
+      const std::int64_t line = line_of(tile), stride = p.x_strides.token;
+      std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
+      if (shared_strip) {
+        from = line < 0 || !in_tile ? -1 : from + position * stride;
+#pragma unroll
+        for (int i = 0; i < S::kDim / 16; ++i) {
+          const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
+          const std::int64_t at = __shfl_sync(~0u, from, r);
+          copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (at < 0 ? 0 : at + 8 * c), at >= 0);
+        }
+      } else {
+        const int rows = line < 0 ? 0 : rows_left;
+        from += own * 16 * stride;
+#pragma unroll
+        for (int i = 0; i < S::kDim / 16; ++i) {
+          const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
+          copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (r < rows ? from + r * stride + 8 * c : 0), r < rows);
+        }
+      }
+    }
+    copy_commit();
+  };
+
+  const std::int64_t step = gridDim.x;
+  std::int64_t tile = blockIdx.x;
+  std::uint32_t strip = strips_x;
+  fetch(tile, strip);
+  if constexpr (L::kStages == 2) fetch(tile + step, strip + L::kStripBytes);
+  copy_wait<L::kStages>();  // the weights
+  wgmma_publish();
+  __syncthreads();
+
+  const std::uint32_t w_qkv = wgmma_operand(base), w_out = wgmma_operand(base + S::kOut);
+  std::uint32_t x_hat[kDimSteps][4];
+  float qkv[L::kBuffers][kWidth];
+  const auto normalise = [&](std::uint32_t from) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kDimSteps; ++i) load_tiles(from + L::x_offset(lane & 15, 2 * i + (lane >> 4)), x_hat[i]);
+    float sums[4] = {0, 0, 0, 0};  // of rows g (0) and g + 8 (2), by a column of ones
+#pragma unroll
+    for (int i = 0; i < kDimSteps; ++i) F::mma(sums, x_hat[i], F::kOnes, F::kOnes);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float mean = sums[2 * r] * (1.f / S::kDim);
+      float a = 0, b = 0;
+#pragma unroll
+      for (int i = 0; i < 2 * kDimSteps; ++i) {
+        const std::uint32_t v = x_hat[i >> 1][r + 2 * (i & 1)];
+        const float low = F::low(v) - mean, high = F::high(v) - mean;
+        a = fmaf(low, low, a);
+        b = fmaf(high, high, b);
+      }
+      const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps), shift = -mean * rstd;
+#pragma unroll
+      for (int i = 0; i < 2 * kDimSteps; ++i) {
+        std::uint32_t& v = x_hat[i >> 1][r + 2 * (i & 1)];
+        v = F::pair(fmaf(F::low(v), rstd, shift), fmaf(F::high(v), rstd, shift));
+      }
+    }
+  };
+  const auto project = [&](int group, float (&c)[kWidth]) {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kDimSteps; ++i) {
+      Wgmma<V, S::kGroupWidth>::rs(c, x_hat[i], w_qkv + ((i / 4) * S::kQkvBlock + group * S::kGroupWidth * 128) / 16 + (i % 4) * 2,
+                                   i != 0);
+    }
+    wgmma_commit();
+  };
+
+  typename Attend<S, kGeneral>::Context context = {};
+  if constexpr (kGeneral) {
+    context.causal = p.causal;
+    context.threshold = p.dropout.rng != nullptr ? p.dropout.threshold : 0;
+    if (context.threshold != 0) context.key = dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) context.query[r] = __shfl_sync(~0u, position, g + 8 * r);
+  }
+  const float keep_scale = kGeneral ? p.dropout.scale : 1.f;
+  int turn = 0;  // which of the two exchange areas
+
+  copy_wait<L::kStages - 1>();
+  normalise(strip);
+  project(0, qkv[0]);
+  wgmma_wait<0>();
+  wgmma_settle(qkv[0]);
+  for (; tile < geometry.tiles; tile += step) {
+    std::uint32_t o[S::kInner / 16][4];
+    if constexpr (kGeneral) {
+      if (context.threshold != 0) {
+        const std::int64_t line = p.dropout.first_line + tile * geometry.lines_per_tile + slot;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) context.row[r] = __shfl_sync(~0u, line, g + 8 * r) * S::kHeads;
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float(&mine)[kWidth] = qkv[group % L::kBuffers];
+      if (L::kAhead && group + 1 < kGroups) project(group + 1, qkv[(group + 1) % L::kBuffers]);
+      if (kGeneral) {
+        context.bias = p.bias == nullptr ? nullptr : p.bias + group * S::kGroupHeads * (2 * geometry.length - 1);
+      }
+      Attend<S, kGeneral> attend;
+      attend.run(mine, qkv_bias + group * S::kGroupWidth, place, place.first + turn * L::kExchangeBytes, keep_scale, context,
+                 o + group * S::kGroupHeads * S::kSteps);
+      if constexpr (kGeneral) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) context.row[r] += S::kGroupHeads;
+      }
+      turn ^= 1;
+      if (group + 1 < kGroups) {
+        if (!L::kAhead) project(group + 1, mine);
+        wgmma_wait<0>();
+        wgmma_settle(qkv[(group + 1) % L::kBuffers]);
+      }
+    }
+
+    // y = x + b + O W_out^T, the sums starting at x + b; a thread's columns are neighbours (out_column).
+    float acc[S::kDim / 2];
+    constexpr int kWide = S::kDim / 32;  // blocks of 32 channels, 8 a thread; then one of 16, 4 a thread
+    float scale[2] = {1, 1};
+    if constexpr (kGeneral) {
+      if (p.sample_scale != nullptr) {
+        const std::int64_t line = tile * geometry.lines_per_tile + slot;
+        const std::uint32_t sample = geometry.extent1.divide(
+            geometry.extent2.divide(static_cast<std::uint32_t>(line < geometry.lines ? line : 0)));
+#pragma unroll
+        for (int r = 0; r < 2; ++r) scale[r] = __ldg(p.sample_scale + __shfl_sync(~0u, sample, g + 8 * r));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < S::kDim / 8; ++n) {
+      const int column = out_column(8 * n, S::kDim) + (n / 4 < kWide ? 8 : 4) * t;
+      const float2 b = *reinterpret_cast<const float2*>(out_bias + column);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        acc[4 * n + 2 * r] = b.x;
+        acc[4 * n + 2 * r + 1] = b.y;
+      }
+    }
+    // x as the accumulators lie: [row][block of 32][4 pairs]
+    const auto add_x = [&] {
+#pragma unroll
+      for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          std::uint32_t x[4];
+          if (block < kWide) {
+            const uint4 v = load_shared(strip + L::x_offset(g + 8 * r, 4 * block + t));
+            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+          } else {
+            const uint2 v = *reinterpret_cast<const uint2*>(shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
+            x[0] = v.x, x[1] = v.y;
+          }
+#pragma unroll
+          for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
+            float* c = acc + 4 * (4 * block + j) + 2 * r;
+            c[0] = fmaf(c[0], scale[r], F::low(x[j]));
+            c[1] = fmaf(c[1], scale[r], F::high(x[j]));
+          }
+        }
+      }
+    };
+    if constexpr (!kGeneral) add_x();
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::kInner / 16; ++i) {
+      Wgmma<V, S::kDim>::rs(acc, o[i], w_out + (i / 4) * (S::kOutBlock / 16) + (i % 4) * 2, true);
+    }
+    wgmma_commit();
+    if constexpr (kGeneral) {
+      wgmma_wait<0>();
+      wgmma_settle(acc);
+      add_x();
+    }
+    __syncwarp();  // all lanes have read x
+    const auto store = [&] {
+      const int seat = late(lane), g = seat >> 2, t = seat & 3;  // worked out anew: kept, they would take registers
+      const std::int64_t line = line_of(tile), stride = p.y_strides.token;
+      std::int64_t out[2] = {-1, -1};
+      if (shared_strip) {
+        const std::int64_t mine = line < 0 || !in_tile ? -1
+                                      : line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides) + position * stride;
+        out[0] = __shfl_sync(~0u, mine, g);
+        out[1] = __shfl_sync(~0u, mine, g + 8);
+      } else if (line >= 0) {
+        const std::int64_t first = line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides) + (own * 16 + g) * stride;
+        if (g < rows_left) out[0] = first;
+        if (g + 8 < rows_left) out[1] = first + 8 * stride;
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (out[r] < 0) continue;
+        V* y = static_cast<V*>(p.y) + out[r];
+#pragma unroll
+        for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+          const float* c = acc + 16 * block + 2 * r;
+          if (block < kWide) {
+            *reinterpret_cast<uint4*>(y + 32 * block + 8 * t) =
+                make_uint4(F::pair(c[0], c[1]), F::pair(c[4], c[5]), F::pair(c[8], c[9]), F::pair(c[12], c[13]));
+          } else {
+            *reinterpret_cast<uint2*>(y + 32 * block + 4 * t) = make_uint2(F::pair(c[0], c[1]), F::pair(c[4], c[5]));
+          }
+        }
+      }
+    };
+    if constexpr (L::kStages == 2) {
+      fetch(tile + 2 * step, strip);
+      strip = strip == strips_x ? strips_x + L::kStripBytes : strips_x;
+      copy_wait<1>();
+    } else {
+      fetch(tile + step, strip);
+      copy_wait<0>();
+    }
+    if constexpr (!L::kOverlap) {
+      wgmma_wait<0>();
+      wgmma_settle(acc);
+      store();
+    }
+    normalise(strip);
+    project(0, qkv[0]);
+    if constexpr (L::kOverlap) {
+      wgmma_wait<1>();
+      wgmma_settle(acc);
+      store();
+    }
+    wgmma_wait<0>();
+    wgmma_settle(qkv[0]);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace axial::kernels::cuda

@@ -1,0 +1,97 @@
+// From a pass to its kernel, on the host. The kernels of each type and direction are compiled in a file of their own.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/pass_shapes.cuh"
+#include "kernels/pass.h"
+
+namespace axial::kernels::cuda {
+
+// The instantiations, in every type: D, heads, padded head dimension. Every head dimension of 16, 24 (padded to 32),
+// 32, 48 and 64 that divides one of the widths 32, 48, 64, 96, 128 is here; wider weights do not fit beside their
+// tiles in the 227 KB of an sm_90 block.
+template <class V, class Body>
+bool for_pass_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
+  const auto is = [&](int d, int h) { return dim == d && heads == h; };
+  if (is(32, 2)) return body(PassShape<V, 32, 2, 16>{}), true;
+  if (is(32, 1)) return body(PassShape<V, 32, 1, 32>{}), true;
+  if (is(48, 3)) return body(PassShape<V, 48, 3, 16>{}), true;
+  if (is(48, 2)) return body(PassShape<V, 48, 2, 32>{}), true;
+  if (is(48, 1)) return body(PassShape<V, 48, 1, 48>{}), true;
+  if (is(64, 4)) return body(PassShape<V, 64, 4, 16>{}), true;
+  if (is(64, 2)) return body(PassShape<V, 64, 2, 32>{}), true;
+  if (is(64, 1)) return body(PassShape<V, 64, 1, 64>{}), true;
+  if (is(96, 6)) return body(PassShape<V, 96, 6, 16>{}), true;
+  if (is(96, 4)) return body(PassShape<V, 96, 4, 32>{}), true;
+  if (is(96, 3)) return body(PassShape<V, 96, 3, 32>{}), true;
+  if (is(96, 2)) return body(PassShape<V, 96, 2, 48>{}), true;
+  if (is(128, 8)) return body(PassShape<V, 128, 8, 16>{}), true;
+  if (is(128, 4)) return body(PassShape<V, 128, 4, 32>{}), true;
+  if (is(128, 2)) return body(PassShape<V, 128, 2, 64>{}), true;
+  return false;
+}
+
+// The backward's: D = 64, whose weight gradients fit the registers of a block.
+template <class V, class Body>
+bool for_pass_backward_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
+  if (dim != 64) return false;
+  if (heads == 4) return body(PassShape<V, 64, 4, 16>{}), true;
+  if (heads == 2) return body(PassShape<V, 64, 2, 32>{}), true;
+  if (heads == 1) return body(PassShape<V, 64, 1, 64>{}), true;
+  return false;
+}
+
+struct CardLimits {
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // of a block, after opt-in
+  int capability = 0;    // 10 major + minor
+};
+Status card_limits(CardLimits* card);  // of the current device
+
+// How many warps a block has and how many blocks a multiprocessor holds.
+struct TilePlan {
+  int warps = 0, blocks = 0, lines_per_tile = 0;
+};
+
+// The plan that keeps most rows of a multiprocessor busy; among equals the smallest block, which spreads few lines
+// best and overlaps its phases with its neighbours'. bytes(warps): shared memory of a block. 0 warps: no plan.
+template <class Bytes>
+TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) {
+  const int pitch = line_pitch(length), strips = std::max(pitch / 16, 1);
+  TilePlan best;
+  int best_rows = 0;
+  for (int warps = 4; warps <= max_warps; warps += 4) {
+    const int per_strip = pitch < 16 ? 16 / pitch : 1, lines = warps / strips * per_strip;
+    // 1 KB of a block's shared memory is the system's; the named barriers of lines end at 15.
+    const int blocks = std::min((shared_bytes + 1024) / (static_cast<int>(bytes(warps)) + 1024), max_warps / warps);
+    if (lines == 0 || blocks == 0 || (strips > 1 && lines > 15)) continue;
+    const int rows = blocks * (warps / strips) * strips;
+    if (rows > best_rows) {
+      best_rows = rows;
+      best = {warps, blocks, lines};
+    }
+  }
+  return best;
+}
+
+// The grid of a backward is part of its result: every block sums over its own lines.
+struct PassBackwardPlan {
+  std::int64_t blocks = 0;
+};
+
+template <class V>
+Status launch_pass_forward(const PassArguments& arguments, std::int64_t dim, std::int64_t heads, bool general,
+                           const CardLimits& card, cudaStream_t stream);
+struct PassBackwardArguments;
+template <class V>
+Status launch_pass_backward(const PassBackwardArguments& arguments, const PassBackwardPlan& plan, std::int64_t dim,
+                            std::int64_t heads, bool general, cudaStream_t stream);
+
+// Adds the blocks' slabs in a fixed order into `totals` and unfolds them into the gradients of the weights.
+Status finish_gradients(const PassProblem& problem, const float* slabs, std::int64_t blocks, float* totals,
+                        bool explicit_biases, const PassGradients& gradients, cudaStream_t stream);
+
+}  // namespace axial::kernels::cuda

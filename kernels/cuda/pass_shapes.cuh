@@ -1,0 +1,159 @@
+// What host and device agree on for the fused passes: which products there are, how lines are laid over the rows of
+// a tile, and where everything lies in the packed weights.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace axial::kernels::cuda {
+
+// --- Lines on rows ---------------------------------------------------------------------------------
+//
+// A warp holds a strip of 16 rows. Lines are padded to `pitch` rows: to the next power of two up to 16, so that a
+// strip holds 16 / pitch lines, and to a multiple of 16 above, so that a line owns `strips` whole strips.
+
+__host__ __device__ inline int line_pitch(int length) {
+  if (length > 16) return (length + 15) / 16 * 16;
+  int pitch = 1;
+  while (pitch < length) pitch *= 2;
+  return pitch;
+}
+
+// Where tokens lie; strides in elements.
+struct TokenStrides {
+  std::int64_t outer[3];
+  std::int64_t token;
+};
+
+// Division of numbers below 2^31 by a constant, without dividing (Granlund and Montgomery 1994).
+struct Divisor {
+  std::uint32_t value, multiplier;
+  int shift;
+  __host__ Divisor(std::uint32_t d = 1) : value(d), multiplier(0), shift(0) {
+    while ((std::uint64_t{1} << shift) < d) ++shift;
+    multiplier = static_cast<std::uint32_t>((((std::uint64_t{1} << shift) - d) << 32) / d + 1);
+  }
+  __device__ __forceinline__ std::uint32_t divide(std::uint32_t n) const {
+    return (__umulhi(n, multiplier) + n) >> shift;
+  }
+};
+
+struct LineGeometry {
+  std::int64_t lines;        // in all, below 2^31
+  std::int64_t tiles;        // of lines_per_tile lines; a block takes every gridDim.x-th
+  Divisor extent1, extent2;  // outer extents; the last one runs fastest
+  int length, pitch, strips;  // L; rows a line; strips a line (1 where several lines share a strip)
+  int lines_per_tile;
+};
+
+// Line `line` of a tensor: the offset of its first token.
+__device__ __forceinline__ std::int64_t line_offset(const LineGeometry& geometry, std::uint32_t line,
+                                                    const TokenStrides& strides) {
+  const std::uint32_t rest = geometry.extent2.divide(line), i2 = line - rest * geometry.extent2.value;
+  const std::uint32_t i0 = geometry.extent1.divide(rest), i1 = rest - i0 * geometry.extent1.value;
+  return i0 * strides.outer[0] + i1 * strides.outer[1] + i2 * strides.outer[2];
+}
+
+// --- Products --------------------------------------------------------------------------------------
+
+// kHeadDim: channels of a head, padded to a multiple of 16 (padding is zero in the weights).
+template <class V, int kDim_, int kHeads_, int kHeadDim_>
+struct PassShape {
+  using Value = V;
+  static constexpr int kDim = kDim_, kHeads = kHeads_, kHeadDim = kHeadDim_;
+  static constexpr int kInner = kHeads * kHeadDim;  // width of Q, K, V and O
+  static constexpr int kSteps = kHeadDim / 16;      // k steps of a head
+  // Heads that are worked on together: two narrow heads hide each other's latencies.
+  static constexpr int kGroupHeads = kHeadDim == 16 && kHeads % 2 == 0 ? 2 : 1;
+  static constexpr int kGroups = kHeads / kGroupHeads;
+  static constexpr int kGroupWidth = 3 * kGroupHeads * kHeadDim;  // columns of a group's Q, K, V
+
+  // The packed weights, in bytes. Images are [k block of 64][row][128 bytes], swizzled as wgmma.cuh says.
+  static constexpr int kQkvRows = 3 * kInner;  // [group][head in group][q, k, v][channel]
+  static constexpr int kQkvBlock = kQkvRows * 128;
+  static constexpr int kQkvBytes = (kDim + 63) / 64 * kQkvBlock;
+  static constexpr int kOutBlock = kDim * 128;  // rows: output channels
+  static constexpr int kOutBytes = (kInner + 63) / 64 * kOutBlock;
+  static constexpr int kOut = kQkvBytes;                           // rows in the order of out_column()
+  static constexpr int kQkvBias = kOut + kOutBytes;                // float[kQkvRows], in the order of the rows
+  static constexpr int kOutBias = kQkvBias + 4 * kQkvRows;         // float[kDim]
+  static constexpr int kForwardBytes = kOutBias + 4 * kDim;        // what the forward loads ends here
+  static constexpr int kOutPlain = (kForwardBytes + 15) / 16 * 16; // the output projection, rows in order
+  static constexpr int kPackedBytes = kOutPlain + kOutBytes;
+};
+
+__host__ __device__ constexpr int swizzled(int row, int byte) {
+  return row * 128 + ((((byte >> 4) ^ row) & 7) << 4) + (byte & 15);
+}
+
+// Column n of the output product is this channel: the order in which the 8 columns that a thread holds in four
+// neighbouring accumulator tiles (4 in the last two, where 32 does not divide D) are neighbours in memory.
+__host__ __device__ constexpr int out_column(int n, int dim) {
+  const int tile = n / 8, t = n % 8 / 2, e = n % 2;
+  return tile / 4 * 32 + 32 <= dim ? tile / 4 * 32 + 8 * t + 2 * (tile % 4) + e
+                                   : tile / 4 * 32 + 4 * t + 2 * (tile % 4) + e;
+}
+
+// The row of the QKV image that holds channel c of matrix m (q, k, v) of a head.
+template <class S>
+__host__ __device__ constexpr int qkv_row(int m, int head, int channel) {
+  return (head * 3 + m) * S::kHeadDim + channel;
+}
+
+// --- Arguments -------------------------------------------------------------------------------------
+
+struct PassDropout {
+  const std::uint64_t* rng;  // {seed, offset}; null: no dropout
+  std::uint64_t stream;
+  std::int64_t first_line;
+  std::uint32_t threshold;
+  float scale;
+};
+
+struct PassArguments {
+  LineGeometry geometry;
+  TokenStrides x_strides, y_strides;
+  const void* x;
+  void* y;
+  const unsigned char* packed;
+  const float* sample_scale;  // null: 1
+  const float* bias;          // null: none
+  PassDropout dropout;
+  float eps;
+  bool causal;
+};
+
+struct PassBackwardArguments {
+  LineGeometry geometry;
+  TokenStrides x_strides, dy_strides, dx_strides;
+  const void* x;
+  const void* dy;
+  void* dx;
+  const unsigned char* packed;
+  float* slabs;  // [blocks][PassBackwardShape::kSlab]
+  const float* sample_scale;
+  PassDropout dropout;
+  float eps;
+  bool causal;
+};
+
+// --- Backward --------------------------------------------------------------------------------------
+
+template <class S>
+struct PassBackwardShape {
+  static_assert(S::kDim == 64 && S::kInner == 64);
+  static constexpr int kThreads = 256, kRows = 256, kHalf = 128;
+  // The longest line, in strips: dK, dV and the scores of a line and head stay in registers, and the general kernel
+  // needs some more.
+  static constexpr int max_strips(bool general) { return general && S::kHeadDim == 16 ? 3 : 64 / S::kHeadDim; }
+  static constexpr int kTileBytes = kRows * 128;
+  static constexpr int kQkv = 0, kOut = kQkv + S::kQkvBytes, kX = kOut + S::kOutBytes, kDy = kX + kTileBytes,
+                       kQ = kDy + kTileBytes, kK = kQ + kTileBytes, kV = kK + kTileBytes, kO = kV + kTileBytes,
+                       kOnes = kO + kTileBytes, kBias = kOnes + 1024, kKey = kBias + 4 * S::kQkvRows, kBytes = kKey + 16;
+  // A block's sums: [dQ, dK, dV, O][channel][64], the columns being x_hat's and, for O, dy's; then the sums over the
+  // tokens of dQ, dV and dy, [3][64].
+  static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 3 * 64;
+};
+
+}  // namespace axial::kernels::cuda

@@ -1,0 +1,87 @@
+// One axial pass in one kernel: LayerNorm, the QKV projection, attention along a line, the output projection
+// and the residual; x is read once and y written once. The backward recomputes everything from x.
+//
+//   x_hat = (x - mean) / sqrt(var + eps)                 z = norm_weight o x_hat + norm_bias
+//   Q, K, V = z W_qkv^T + b_qkv                          O = attention(Q, K, V)        (kernels.h)
+//   y     = x + s_b (O W_out^T + b_out)
+//
+// (LayerNorm: Ba et al. 2016, eq. 4; multi-head attention: Vaswani et al. 2017, section 3.2.2; stochastic depth:
+// Huang et al. 2016.) The contract of kernels.h holds here too. What no kernel covers is kUnsupported.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace axial::kernels {
+
+inline constexpr std::int64_t kMaxPassLength = 128;  // of a line in a fused pass
+
+// Tokens [outer0, outer1, outer2, token, channel] with adjacent channels; strides in elements. The first token and
+// every stride are multiples of 16 bytes.
+template <class Pointer>
+struct BasicTokens {
+  Pointer data = nullptr;
+  std::int64_t outer_stride[kMaxOuter] = {0, 0, 0};
+  std::int64_t token_stride = 0;
+};
+using Tokens = BasicTokens<void*>;
+using ConstTokens = BasicTokens<const void*>;
+
+// All float32 and contiguous, in device memory.
+struct PassWeights {
+  const float* norm_weight = nullptr;  // [D]
+  const float* norm_bias = nullptr;    // [D]
+  const float* qkv_weight = nullptr;   // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
+  const float* qkv_bias = nullptr;     // [3D], optional
+  const float* out_weight = nullptr;   // [D, D]
+  const float* out_bias = nullptr;     // [D]
+  const float* bias = nullptr;         // [heads, 2L-1] relative position bias, optional
+};
+
+struct PassProblem {
+  Lines lines;
+  std::int64_t dim = 0;    // D
+  std::int64_t heads = 0;  // divides D
+  DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
+  Math math = Math::kStrict;
+  double eps = 1e-5;
+  bool causal = false;
+  Dropout dropout;  // on the probabilities
+  PassWeights weights;
+  ConstTokens x;
+  const float* sample_scale = nullptr;  // s_b[outer0], optional
+};
+
+// What the backward computes beside dx; float32, overwritten. All or none of them are computed: where one is
+// wanted none may be null, but for qkv_bias and bias.
+struct PassGradients {
+  float* norm_weight = nullptr;  // [D]
+  float* norm_bias = nullptr;    // [D]
+  float* qkv_weight = nullptr;   // [3D, D]
+  float* qkv_bias = nullptr;     // [3D], null where the problem has none
+  float* out_weight = nullptr;   // [D, D]
+  float* out_bias = nullptr;     // [D]
+  float* bias = nullptr;         // [heads, 2L-1], null where the problem has none
+};
+
+namespace cuda {
+
+// The kernels of this problem on the current device, or kUnsupported with the reason.
+Status choose_pass(const PassProblem& problem, KernelChoice* choice);
+
+// The weights as the kernels read them: norm_weight, norm_bias and the scale of the scores folded into the
+// projections, rounded to the problem's type, swizzled. The buffer is aligned to 16 bytes; it serves the forward and
+// the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal.
+std::size_t packed_bytes(const PassProblem& problem);
+Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream);
+
+Status pass_forward(const PassProblem& problem, const void* packed, const Tokens& y, CUstream_st* stream);
+
+std::size_t pass_backward_workspace(const PassProblem& problem);
+// dx = dy + gradient through the branch. `workspace` is aligned to 16 bytes.
+Status pass_backward(const PassProblem& problem, const void* packed, const ConstTokens& dy, const Tokens& dx,
+                     const PassGradients& gradients, void* workspace, std::size_t workspace_bytes,
+                     CUstream_st* stream);
+
+}  // namespace cuda
+
+}  // namespace axial::kernels
