@@ -18,6 +18,7 @@ struct Fragment;
 template <>
 struct Fragment<__nv_bfloat16> : Bf16 {
   static constexpr std::uint32_t kOnes = 0x3f803f80u;
+  static constexpr bool kWideRange = true;  // float32's exponents
   static __device__ __forceinline__ float low(std::uint32_t v) { return __uint_as_float(v << 16); }
   static __device__ __forceinline__ float high(std::uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
   static __device__ __forceinline__ std::uint32_t pair(float low, float high) {
@@ -34,6 +35,7 @@ struct Fragment<__nv_bfloat16> : Bf16 {
 template <>
 struct Fragment<__half> : Fp16 {
   static constexpr std::uint32_t kOnes = 0x3c003c00u;
+  static constexpr bool kWideRange = false;
   static __device__ __forceinline__ float low(std::uint32_t v) {
     return __low2float(*reinterpret_cast<const __half2*>(&v));
   }

@@ -105,22 +105,48 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
 Status check_backward(const PassProblem& problem) {
   if (problem.weights.bias != nullptr) return unsupported(problem, "the backward has no relative position bias");
   const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
+  const bool is_general = general(problem);
   bool found = false;
-  for_pass_backward_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
-    found = strips <= PassBackwardShape<decltype(shape)>::max_strips(general(problem));
+  for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
+    using S = decltype(shape);
+    found = backward_serves<S>(strips, is_general) || split_serves<S>(strips, is_general);
   });
   return found ? Status{} : unsupported(problem, "no backward for this D, heads and length");
 }
 
-// Tiles of 256 rows, spread over the card.
-PassBackwardPlan backward_plan(const CardLimits& card, LineGeometry& geometry) {
-  const int strips = geometry.strips;
-  geometry.lines_per_tile = geometry.pitch < 16 ? 256 / geometry.pitch : 2 * (8 / strips);
-  geometry.tiles = geometry.lines == 0 ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
-  return {std::min<std::int64_t>(geometry.tiles, card.multiprocessors)};
+// Lays the lines over tiles, and tiles over the card. `is_general`: which kernel it will be.
+PassBackwardPlan backward_plan(const PassProblem& problem, bool is_general, const CardLimits& card, LineGeometry& geometry) {
+  PassBackwardPlan plan;
+  for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
+    using S = decltype(shape);
+    using Split = PassSplitShape<S>;
+    plan.split = !backward_serves<S>(geometry.strips, is_general);
+    const int rows = plan.split ? Split::kRows : 256, half = 128;  // a warpgroup's lines do not cross into the other's
+    geometry.lines_per_tile = geometry.pitch < 16 ? rows / geometry.pitch : rows / half * (half / 16 / geometry.strips);
+    geometry.tiles = geometry.lines == 0 ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
+    plan.parts = plan.split ? Split::kParts : 1;
+    plan.slab_bytes = sizeof(float) * Split::kSlab;
+    plan.blocks = std::min<std::int64_t>(geometry.tiles * plan.parts, card.multiprocessors / plan.parts * plan.parts);
+    if (plan.split) {
+      // Scratch is bounded: at most 16 tiles a block at a time, spread evenly over the chunks.
+      const std::int64_t round = std::max<std::int64_t>(plan.blocks / plan.parts, 1), most = 16 * round;
+      const std::int64_t chunks = std::max<std::int64_t>((geometry.tiles + most - 1) / most, 1);
+      plan.chunk = ((geometry.tiles + chunks - 1) / chunks + round - 1) / round * round;
+      plan.scratch_bytes = static_cast<std::size_t>(plan.chunk) * Split::kTileBytes;
+    }
+  });
+  return plan;
 }
 
-constexpr std::size_t kSlabBytes = sizeof(float) * PassBackwardShape<PassShape<__half, 64, 4, 16>>::kSlab;
+// Totals, slabs, scratch.
+std::size_t workspace_of(const PassBackwardPlan& plan) {
+  return static_cast<std::size_t>(plan.parts + plan.blocks) * plan.slab_bytes + plan.scratch_bytes;
+}
+
+// Is there a choice between kernels for x, dy and dx laid out alike and otherwise? The latter take the general one.
+bool same_layout(const TokenStrides& a, const TokenStrides& b) {
+  return std::equal(a.outer, a.outer + kMaxOuter, b.outer) && a.token == b.token;
+}
 
 }  // namespace
 
@@ -193,9 +219,13 @@ Status pass_forward(const PassProblem& problem, const void* packed, const Tokens
 
 std::size_t pass_backward_workspace(const PassProblem& problem) {
   CardLimits card;
-  if (!card_limits(&card).ok()) return 0;
-  LineGeometry geometry = arguments_of(problem, nullptr).geometry;
-  return static_cast<std::size_t>(backward_plan(card, geometry).blocks + 1) * kSlabBytes;
+  if (!card_limits(&card).ok() || !check_backward(problem).ok()) return 0;
+  std::size_t bytes = 0;  // whichever kernel the layouts will ask for
+  for (const bool is_general : {general(problem), true}) {
+    LineGeometry geometry = arguments_of(problem, nullptr).geometry;
+    bytes = std::max(bytes, workspace_of(backward_plan(problem, is_general, card, geometry)));
+  }
+  return bytes;
 }
 
 Status pass_backward(const PassProblem& problem, const void* packed, const ConstTokens& dy, const Tokens& dx,
@@ -205,47 +235,56 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   if (status.ok()) status = check_backward(problem);
   if (!status.ok()) return status;
   const PassArguments forward = arguments_of(problem, packed);
-  PassBackwardArguments arguments = {};
-  arguments.geometry = forward.geometry;
-  const PassBackwardPlan plan = backward_plan(card, arguments.geometry);
-  status = validate_workspace(workspace, workspace_bytes, static_cast<std::size_t>(plan.blocks + 1) * kSlabBytes);
+  const TokenStrides dy_strides = strides(dy.outer_stride, dy.token_stride),
+                     dx_strides = strides(dx.outer_stride, dx.token_stride);
+  const bool is_general = general(problem) || (!empty(problem) && (!same_layout(forward.x_strides, dy_strides) ||
+                                                                   !same_layout(forward.x_strides, dx_strides)));
+  LineGeometry geometry = forward.geometry;
+  const PassBackwardPlan plan = backward_plan(problem, is_general, card, geometry);
+  status = validate_workspace(workspace, workspace_bytes, workspace_of(plan));
   if (!status.ok()) return status;
-  auto* slabs = static_cast<float*>(workspace);
-  float* totals = slabs + plan.blocks * static_cast<std::int64_t>(kSlabBytes / sizeof(float));
+  auto* totals = static_cast<float*>(workspace);
+  auto* slabs = totals + static_cast<std::size_t>(plan.parts) * plan.slab_bytes / sizeof(float);
+  const bool wants_gradients = gradients.norm_weight != nullptr;
   if (!empty(problem)) {
     status = check_tokens(problem.lines, dy.data, dy.outer_stride, dy.token_stride, "dy");
     if (status.ok()) status = check_tokens(problem.lines, dx.data, dx.outer_stride, dx.token_stride, "dx");
     if (!status.ok()) return status;
-    arguments.x_strides = forward.x_strides;
-    arguments.dy_strides = strides(dy.outer_stride, dy.token_stride);
-    arguments.dx_strides = strides(dx.outer_stride, dx.token_stride);
-    arguments.x = problem.x.data;
-    arguments.dy = dy.data;
-    arguments.dx = dx.data;
-    arguments.packed = forward.packed;
-    arguments.slabs = slabs;
-    arguments.sample_scale = problem.sample_scale;
-    arguments.dropout = forward.dropout;
-    arguments.eps = forward.eps;
-    arguments.causal = problem.causal;
-    const auto same = [](const TokenStrides& a, const TokenStrides& b) {
-      return std::equal(a.outer, a.outer + kMaxOuter, b.outer) && a.token == b.token;
-    };
-    // Layouts that differ take the general kernel; where it has none of that length the caller must lay them out alike.
-    const bool needs_general = general(problem) || !same(arguments.x_strides, arguments.dy_strides) ||
-                               !same(arguments.x_strides, arguments.dx_strides);
 #if AXIAL_PASS_SM90
-    status = problem.dtype == DType::kBFloat16
-                 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, needs_general, stream)
-                 : launch_pass_backward<__half>(arguments, plan, problem.dim, problem.heads, needs_general, stream);
-#else
-    static_cast<void>(needs_general);
+    const auto fill = [&](auto& arguments) {
+      arguments.geometry = geometry;
+      arguments.x_strides = forward.x_strides;
+      arguments.dy_strides = dy_strides;
+      arguments.dx_strides = dx_strides;
+      arguments.x = problem.x.data;
+      arguments.dy = dy.data;
+      arguments.dx = dx.data;
+      arguments.packed = forward.packed;
+      arguments.slabs = slabs;
+      arguments.sample_scale = problem.sample_scale;
+      arguments.dropout = forward.dropout;
+      arguments.eps = forward.eps;
+      arguments.causal = problem.causal;
+    };
+    const bool bf16 = problem.dtype == DType::kBFloat16;
+    if (plan.split) {
+      PassSplitArguments arguments = {};
+      fill(arguments);
+      if (!wants_gradients) arguments.slabs = nullptr;
+      arguments.scratch = reinterpret_cast<unsigned char*>(slabs) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes;
+      status = bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, is_general, stream)
+                    : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, is_general, stream);
+    } else {
+      PassBackwardArguments arguments = {};
+      fill(arguments);
+      status = bf16 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, is_general, stream)
+                    : launch_pass_backward<__half>(arguments, plan, problem.dim, problem.heads, is_general, stream);
+    }
 #endif
     if (!status.ok()) return status;
   }
-  if (gradients.norm_weight == nullptr) return status;
-  return finish_gradients(problem, slabs, empty(problem) ? 0 : plan.blocks, totals, explicit_biases(problem), gradients,
-                          stream);
+  if (!wants_gradients) return status;
+  return finish_gradients(problem, slabs, plan, totals, explicit_biases(problem), gradients, stream);
 }
 
 }  // namespace axial::kernels::cuda

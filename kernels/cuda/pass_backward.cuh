@@ -11,259 +11,11 @@
 // Padding rows are zero in x_hat and dy, so that whatever stands beside them adds nothing to any sum.
 #pragma once
 
-#include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/pass_attend_backward.cuh"
 #include "kernels/cuda/pass_shapes.cuh"
 #include "kernels/cuda/wgmma.cuh"
-#include "kernels/philox.h"
 
 namespace axial::kernels::cuda {
-
-// Attention of one line and head in the tiles, by one warp: dQ over Q, dK over K, dV over V, O over dO.
-template <class S, int kStrips, bool kGeneral>
-struct AttendBackward {
-  using F = Fragment<typename S::Value>;
-  using L = PassBackwardShape<S>;
-  static constexpr int kSteps = S::kSteps, kTiles = 2 * kSteps;
-  static constexpr bool kHold = kStrips * kSteps <= 2;  // K's and V's fragments stay in registers
-
-  struct Context {
-    std::uint32_t masked;  // of the last strip, as in the forward
-    int length, pitch;
-    bool causal;
-    std::uint32_t threshold;  // of dropout; 0: none. The mask's key lies in shared memory
-    float keep_scale;
-    std::int64_t first_line;  // global number of the line (of the first one in the strip, where it holds several)
-  };
-
-  struct Keys {
-    std::uint32_t rows[kSteps][4], columns[kSteps][4];
-  };
-
-  static __device__ __forceinline__ void load_keys(std::uint32_t at, int lane, int group, Keys& keys) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const std::uint32_t address = at + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
-      load_tiles(address, keys.rows[i]);
-      load_tiles_transposed(address, keys.columns[i]);
-    }
-  }
-
-  // row0: the line's first row in the tile.
-  static __device__ __forceinline__ void run(std::uint32_t base, int row0, int head, const Context& context) {
-    const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;  // not kept in registers between items
-    const int group = head * S::kHeadDim / 8;                       // of 16 bytes in a row
-    const std::uint32_t lane_row = base + (row0 + (lane & 15)) * 128;
-    const auto at = [&](int tile, int strip, int i) {
-      return lane_row + tile + strip * 2048 + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
-    };
-    Keys k_held[kHold ? kStrips : 1], v_held[kHold ? kStrips : 1];
-    if constexpr (kHold) {
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-        load_keys(lane_row + L::kK + j * 2048, lane, group, k_held[j]);
-        load_keys(lane_row + L::kV + j * 2048, lane, group, v_held[j]);
-      }
-    }
-    float dk[kStrips][kTiles][4] = {}, dv[kStrips][kTiles][4] = {};
-#pragma unroll(kStrips > 2 ? 1 : kStrips)
-    for (int m = 0; m < kStrips; ++m) {
-      std::uint32_t q[kSteps][4], d_o[kSteps][4];
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        load_tiles(at(L::kQ, m, i), q[i]);
-        load_tiles(at(L::kO, m, i), d_o[i]);
-      }
-      float s[kStrips][2][4];
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          bool left_out = j == kStrips - 1 && (context.masked >> i & 1) != 0;
-          if constexpr (kGeneral) {
-            const int key = 16 * j + 8 * (i >> 2) + 2 * t + (i & 1), query = 16 * m + g + 8 * (i >> 1 & 1);
-            left_out = left_out || (context.causal && key > query);  // in one line, also where a strip holds several
-          }
-          s[j][i >> 2][i & 3] = left_out ? -INFINITY : 0.f;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-        Keys k_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
-        const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-          for (int n = 0; n < 2; ++n) F::mma(s[j][n], q[i], k.rows[i][n], k.rows[i][2 + n]);
-        }
-      }
-      float max[2], inverse[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = -INFINITY;
-#pragma unroll
-        for (int j = 0; j < 2 * kStrips; ++j) top = fmaxf(top, fmaxf(s[j >> 1][j & 1][2 * r], s[j >> 1][j & 1][2 * r + 1]));
-        max[r] = quad_max(top);
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < 2 * kStrips; ++j) {
-          float* p = s[j >> 1][j & 1] + 2 * r;
-          p[0] = power_of_two(p[0] - max[r]);
-          p[1] = power_of_two(p[1] - max[r]);
-          sum += p[0] + p[1];
-        }
-        inverse[r] = reciprocal(quad_sum(sum));
-      }
-      // p: the probabilities, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). They are kept rounded, as they
-      // meet V; float32 would take twice the registers. kept: one bit for each that dropout keeps.
-      std::uint32_t p[kStrips][4];
-      [[maybe_unused]] std::uint32_t kept[kStrips];
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* c = s[j][i >> 1] + 2 * (i & 1);
-          p[j][i] = F::pair(c[0] * inverse[i & 1], c[1] * inverse[i & 1]);
-        }
-        if constexpr (kGeneral) {
-          kept[j] = context.threshold != 0 ? draw(base, head, m, j, context) : 255u;
-          if constexpr (!kHold) __syncwarp();  // one strip's draws at a time
-        }
-      }
-      float o[kTiles][4] = {};
-      std::uint32_t d_o_columns[kSteps][4];
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) load_tiles_transposed(at(L::kO, m, i), d_o_columns[i]);
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-        Keys v_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kV + j * 2048, lane, group, v_now);
-        const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
-        std::uint32_t met[4];  // what meets V: not yet divided by 1 - p
-#pragma unroll
-        for (int i = 0; i < 4; ++i) met[i] = kGeneral ? p[j][i] & pair_mask(kept[j] >> 2 * i) : p[j][i];
-        const std::uint32_t turned[4] = {transpose(met[0]), transpose(met[2]), transpose(met[1]), transpose(met[3])};
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          F::mma(o[2 * i], met, v.columns[i][0], v.columns[i][1]);
-          F::mma(o[2 * i + 1], met, v.columns[i][2], v.columns[i][3]);
-          F::mma(dv[j][2 * i], turned, d_o_columns[i][0], d_o_columns[i][1]);
-          F::mma(dv[j][2 * i + 1], turned, d_o_columns[i][2], d_o_columns[i][3]);
-        }
-      }
-      if constexpr (kGeneral) {
-#pragma unroll
-        for (int n = 0; n < 4 * kTiles; ++n) o[n >> 2][n & 3] *= context.keep_scale;
-      }
-      float delta[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        store_tiles(at(L::kO, m, i), F::pair(o[2 * i][0], o[2 * i][1]), F::pair(o[2 * i][2], o[2 * i][3]),
-                    F::pair(o[2 * i + 1][0], o[2 * i + 1][1]), F::pair(o[2 * i + 1][2], o[2 * i + 1][3]));
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          delta[r] += F::low(d_o[i][r]) * o[2 * i][2 * r] + F::high(d_o[i][r]) * o[2 * i][2 * r + 1] +
-                      F::low(d_o[i][2 + r]) * o[2 * i + 1][2 * r] + F::high(d_o[i][2 + r]) * o[2 * i + 1][2 * r + 1];
-        }
-      }
-      constexpr float kLn2 = 0.693147181f;  // the scores are to the base 2
-      delta[0] = -kLn2 * quad_sum(delta[0]);
-      delta[1] = -kLn2 * quad_sum(delta[1]);
-      if constexpr (!kHold) __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-        Keys v_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kV + j * 2048, lane, group, v_now);
-        const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
-        float dp[2][4] = {};
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-          for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][n], v.rows[i][2 + n]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int n = i >> 1, r = i & 1;
-          float low = kLn2, high = kLn2;
-          if constexpr (kGeneral) {
-            low = (kept[j] >> 2 * i & 1) != 0 ? kLn2 * context.keep_scale : 0.f;
-            high = (kept[j] >> 2 * i & 2) != 0 ? kLn2 * context.keep_scale : 0.f;
-          }
-          p[j][i] = F::pair(F::low(p[j][i]) * fmaf(dp[n][2 * r], low, delta[r]),
-                            F::high(p[j][i]) * fmaf(dp[n][2 * r + 1], high, delta[r]));
-        }
-      }
-      float dq[kTiles][4] = {};
-      std::uint32_t q_columns[kSteps][4];
-      if constexpr (!kHold) __syncwarp();  // the loads below stay below, where registers are free
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) load_tiles_transposed(at(L::kQ, m, i), q_columns[i]);
-#pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-        Keys k_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
-        const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
-        const std::uint32_t turned[4] = {transpose(p[j][0]), transpose(p[j][2]), transpose(p[j][1]), transpose(p[j][3])};
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          F::mma(dq[2 * i], p[j], k.columns[i][0], k.columns[i][1]);
-          F::mma(dq[2 * i + 1], p[j], k.columns[i][2], k.columns[i][3]);
-          F::mma(dk[j][2 * i], turned, q_columns[i][0], q_columns[i][1]);
-          F::mma(dk[j][2 * i + 1], turned, q_columns[i][2], q_columns[i][3]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        store_tiles(at(L::kQ, m, i), F::pair(dq[2 * i][0], dq[2 * i][1]), F::pair(dq[2 * i][2], dq[2 * i][3]),
-                    F::pair(dq[2 * i + 1][0], dq[2 * i + 1][1]), F::pair(dq[2 * i + 1][2], dq[2 * i + 1][3]));
-      }
-    }
-    if constexpr (kGeneral) {
-#pragma unroll
-      for (int n = 0; n < 4 * kStrips * kTiles; ++n) dv[n / (4 * kTiles)][n / 4 % kTiles][n & 3] *= context.keep_scale;
-    }
-#pragma unroll
-    for (int j = 0; j < kStrips; ++j) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        store_tiles(at(L::kK, j, i), F::pair(dk[j][2 * i][0], dk[j][2 * i][1]), F::pair(dk[j][2 * i][2], dk[j][2 * i][3]),
-                    F::pair(dk[j][2 * i + 1][0], dk[j][2 * i + 1][1]), F::pair(dk[j][2 * i + 1][2], dk[j][2 * i + 1][3]));
-        store_tiles(at(L::kV, j, i), F::pair(dv[j][2 * i][0], dv[j][2 * i][1]), F::pair(dv[j][2 * i][2], dv[j][2 * i][3]),
-                    F::pair(dv[j][2 * i + 1][0], dv[j][2 * i + 1][1]), F::pair(dv[j][2 * i + 1][2], dv[j][2 * i + 1][3]));
-      }
-    }
-  }
-
-  // Bits 2 i, 2 i + 1 for the pair that p[i] holds: 1 where dropout keeps the probability.
-  static __device__ __forceinline__ std::uint32_t draw(std::uint32_t base, int head, int m, int j, const Context& context) {
-    std::uint64_t mask_key;
-    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(mask_key) : "r"(base + L::kKey));
-    const int g = lane_id() >> 2, t = lane_id() & 3;
-    std::uint32_t kept = 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      int query = 16 * m + g + 8 * r;
-      std::int64_t line = context.first_line;
-      if (context.pitch < 16) {
-        line += query / context.pitch;
-        query %= context.pitch;
-      }
-      const Philox4 draws = dropout_draws(mask_key, static_cast<std::uint64_t>(line * S::kHeads + head),
-                                          static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const std::uint32_t key = 8 * n + 2 * t;
-        kept |= keeps_pair(draws, context.pitch < 16 ? key % context.pitch : key, context.threshold) << (4 * n + 2 * r);
-      }
-    }
-    return kept;
-  }
-
-  // Two bits to the halves of a register.
-  static __device__ __forceinline__ std::uint32_t pair_mask(std::uint32_t bits) {
-    return ((bits & 1) != 0 ? 0xffffu : 0u) | ((bits & 2) != 0 ? 0xffff0000u : 0u);
-  }
-};
 
 // kGeneral: dropout, causal lines, per-sample scale; x, dy and dx that are laid out differently.
 template <class S, int kStrips, bool kGeneral>
@@ -272,7 +24,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
   using V = typename S::Value;
   using F = Fragment<V>;
   using L = PassBackwardShape<S>;
-  using Attend = AttendBackward<S, kStrips, kGeneral>;
+  using Attend = AttendBackward<S, L, kStrips, 1, kGeneral>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const int this_warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0);
   // Worked out anew in every phase (late): kept, all that follows from it would take registers.
@@ -505,7 +257,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
           context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile + half * half_lines +
                                (shared_strip ? line * (16 / geometry.pitch) : line);
         }
-        Attend::run(base, half * L::kHalf + line * (16 * kStrips), head, context);
+        Attend::run(base, half * L::kHalf + line * (16 * kStrips), head, head, 0, 0, context);
       }
     }
     wgmma_publish();

@@ -13,23 +13,38 @@ namespace axial::kernels::cuda {
 
 namespace {
 
-using Sums = PassBackwardShape<PassShape<__half, 64, 4, 16>>;
-constexpr int kDim = 64, kParts = 8, kColumns = 32;
+constexpr int kParts = 8, kColumns = 32;  // threads that share a sum; sums of a block
 
-// totals[i] = sum over blocks of slabs[block][i]: kParts threads add every kParts-th block, then their sums in order.
-__global__ void __launch_bounds__(kParts * kColumns) sum_slabs_kernel(const float* slabs, int blocks, float* totals) {
+// Slabs of a width D: [dQ, dK, dV, O][64][D] and [dQ, dV, dy][64] for each part of 64 channels.
+template <int kDim>
+struct Slab {
+  static constexpr int kSums = 4 * 64 * kDim, kValues = kSums + 3 * 64;
+  static_assert(kValues == PassSplitShape<PassShape<__half, kDim, kDim / 16, 16>>::kSlab && kValues % kColumns == 0);
+};
+static_assert(Slab<64>::kValues == PassBackwardShape<PassShape<__half, 64, 4, 16>>::kSlab);
+
+struct SumArguments {
+  const float* slabs;  // [blocks][kValues]; block b holds part b % parts
+  float* totals;       // [parts][kValues]
+  int blocks, values, parts;
+};
+
+// totals[part][i] = sum over the part's blocks: kParts threads add every kParts-th of them, then their sums in order.
+__global__ void __launch_bounds__(kParts * kColumns) sum_slabs_kernel(SumArguments p) {
   __shared__ float parts[kParts][kColumns];
-  const int column = static_cast<int>(threadIdx.x) % kColumns, part = static_cast<int>(threadIdx.x) / kColumns;
-  const int i = static_cast<int>(blockIdx.x) * kColumns + column;
+  const int column = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns;
+  const int at = static_cast<int>(blockIdx.x) * kColumns + column, part = at / p.values, i = at % p.values;
   float sum = 0;
 #pragma unroll 4
-  for (int b = part; b < blocks; b += kParts) sum += slabs[static_cast<std::size_t>(b) * Sums::kSlab + i];
-  parts[part][column] = sum;
+  for (int b = part + share * p.parts; b < p.blocks; b += kParts * p.parts) {
+    sum += p.slabs[static_cast<std::size_t>(b) * p.values + i];
+  }
+  parts[share][column] = sum;
   __syncthreads();
-  if (part != 0) return;
+  if (share != 0) return;
 #pragma unroll
   for (int k = 1; k < kParts; ++k) sum += parts[k][column];
-  totals[i] = sum;
+  p.totals[at] = sum;
 }
 
 struct FinishArguments {
@@ -41,41 +56,46 @@ struct FinishArguments {
 };
 
 // Block c: input channel c of W_qkv, output channel c of W_out. Thread i: row i of W_qkv.
+template <int kDim>
 __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
-  const int c = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x);
+  using L = Slab<kDim>;
+  const int c = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x), matrix = i / kDim, channel = i % kDim;
   const PassWeights& w = p.weights;
-  const float *s_q = p.totals + Sums::kSums, *s_v = s_q + 64, *s_y = s_v + 64;
+  // Sum of d(matrix)[channel] x_hat[column] (matrix 3: O[channel] dy[column]); sum of dQ (0), dV (1), dy (2).
+  const auto product = [&](int m, int row, int column) {
+    return p.totals[row / 64 * L::kValues + (m * 64 + row % 64) * kDim + column];
+  };
+  const auto column_sum = [&](int m, int row) { return p.totals[row / 64 * L::kValues + L::kSums + m * 64 + row % 64]; };
   __shared__ float gamma[3 * kDim], beta[3 * kDim];
   float s = 0;  // sum over the tokens of dQ, dK (none: softmax does not see it) or dV
-  if (i < kDim) {
-    s = s_q[i] * p.query_scale;
-  } else if (i >= 2 * kDim) {
+  if (matrix == 0) {
+    s = column_sum(0, channel) * p.query_scale;
+  } else if (matrix == 2) {
     if (p.explicit_biases) {
-      s = s_v[i - 2 * kDim];
+      s = column_sum(1, channel);
     } else {  // probabilities sum to one: the sum of dO
 #pragma unroll 8
-      for (int k = 0; k < kDim; ++k) s += s_y[k] * w.out_weight[k * kDim + i - 2 * kDim];
+      for (int k = 0; k < kDim; ++k) s += column_sum(2, k) * w.out_weight[k * kDim + channel];
     }
   }
-  const float m = p.totals[i * kDim + c] * (i < kDim ? p.query_scale : 1.f), weight = w.qkv_weight[i * kDim + c];
+  const float m = product(matrix, channel, c) * (matrix == 0 ? p.query_scale : 1.f), weight = w.qkv_weight[i * kDim + c];
   p.gradients.qkv_weight[i * kDim + c] = m * w.norm_weight[c] + s * w.norm_bias[c];
   gamma[i] = weight * m;
   beta[i] = weight * s;
   if (c == 0 && p.gradients.qkv_bias != nullptr) p.gradients.qkv_bias[i] = s;
-  if (i < kDim) {
-    float bias = 0;  // of V's channel i, where it was folded
+  if (matrix == 0) {
+    float bias = 0;  // of V's channel, where it was folded
     if (!p.explicit_biases) {
-      const float* row = w.qkv_weight + (2 * kDim + i) * kDim;
+      const float* row = w.qkv_weight + (2 * kDim + channel) * kDim;
 #pragma unroll 8
       for (int k = 0; k < kDim; ++k) bias += row[k] * w.norm_bias[k];
-      if (w.qkv_bias != nullptr) bias += w.qkv_bias[2 * kDim + i];
+      if (w.qkv_bias != nullptr) bias += w.qkv_bias[2 * kDim + channel];
     }
-    p.gradients.out_weight[c * kDim + i] = p.totals[(3 * kDim + i) * kDim + c] + s_y[c] * bias;
+    p.gradients.out_weight[c * kDim + channel] = product(3, channel, c) + column_sum(2, c) * bias;
   }
   __syncthreads();
   if (i >= 64) return;
-  // Thread i < 32: gamma; the others: beta. Three rows of 64 by 32 threads, then a tree.
-  const float* values = i < 32 ? gamma : beta;
+  const float* values = i < 32 ? gamma : beta;  // a warp each
   const int lane = i & 31;
   float sum = 0;
 #pragma unroll
@@ -85,20 +105,24 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   if (lane != 0) return;
   if (i == 0) {
     p.gradients.norm_weight[c] = sum;
-    p.gradients.out_bias[c] = s_y[c];
+    p.gradients.out_bias[c] = column_sum(2, c);
   } else {
     p.gradients.norm_bias[c] = sum;
   }
 }
 
+template <int kDim>
+Status finish(const FinishArguments& arguments, SumArguments sums, cudaStream_t stream) {
+  sums.values = Slab<kDim>::kValues;
+  const Status status = launch(sum_slabs_kernel, sums, sums.parts * sums.values / kColumns, kParts * kColumns, 0, stream,
+                               "fused pass gradients");
+  return status.ok() ? launch(finish_kernel<kDim>, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients") : status;
+}
+
 }  // namespace
 
-Status finish_gradients(const PassProblem& problem, const float* slabs, std::int64_t blocks, float* totals,
+Status finish_gradients(const PassProblem& problem, const float* slabs, const PassBackwardPlan& plan, float* totals,
                         bool explicit_biases, const PassGradients& gradients, cudaStream_t stream) {
-  static_assert(Sums::kSlab % kColumns == 0);
-  sum_slabs_kernel<<<Sums::kSlab / kColumns, kParts * kColumns, 0, stream>>>(slabs, static_cast<int>(blocks), totals);
-  Status status = check(cudaGetLastError(), "fused pass gradients");
-  if (!status.ok()) return status;
   FinishArguments arguments;
   arguments.weights = problem.weights;
   arguments.gradients = gradients;
@@ -106,7 +130,8 @@ Status finish_gradients(const PassProblem& problem, const float* slabs, std::int
   arguments.query_scale =
       static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
   arguments.explicit_biases = explicit_biases;
-  return launch(finish_kernel, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients");
+  const SumArguments sums{slabs, totals, static_cast<int>(plan.blocks), 0, static_cast<int>(problem.dim / 64)};
+  return problem.dim == 64 ? finish<64>(arguments, sums, stream) : finish<128>(arguments, sums, stream);
 }
 
 }  // namespace axial::kernels::cuda

@@ -65,6 +65,7 @@ struct Attend {
   using F = Fragment<typename S::Value>;
   static constexpr int kHeads = S::kGroupHeads, kSteps = S::kSteps, kTiles = 2 * kSteps;
   static constexpr int kExchange = PassForwardShape<S, kGeneral>::kExchangeBytes;
+  static constexpr float kSmall = 64;  // of scores to the base 2
 
   // What the general kernel needs beside: positions for bias, causality and dropout.
   struct Context {
@@ -107,15 +108,6 @@ struct Attend {
         }
       }
     }
-    if (invalid != 0) {
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = -INFINITY;
-        }
-      }
-    }
     const std::uint32_t from = exchange + strip * (2 * kExchange);
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
@@ -129,6 +121,26 @@ struct Attend {
         }
       }
     }
+    if constexpr (F::kWideRange && !kGeneral) {
+      // Scores this small need no maximum: their powers of two, and the sums, are far from the type's limits.
+      if (place.strips <= 2) {
+        float top = 0;
+#pragma unroll
+        for (int i = 0; i < kHeads * kStrips * 8; ++i) {
+          top = fmaxf(top, fabsf(s[i / (8 * kStrips)][i / 8 % kStrips][i / 4 % 2][i % 4]));
+        }
+        if (__all_sync(~0u, top < kSmall)) {
+#pragma unroll
+          for (int i = 0; i < kHeads * kStrips * 8; ++i) {
+            float& p = s[i / (8 * kStrips)][i / 8 % kStrips][i / 4 % 2][i % 4];
+            p = power_of_two(p);
+          }
+          if (invalid != 0) leave_out(s, invalid, 0.f);
+          return add<kStrips>(s, from, strip, place, context);
+        }
+      }
+    }
+    if (invalid != 0) leave_out(s, invalid, -INFINITY);
     float top[kHeads][2];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -182,6 +194,25 @@ struct Attend {
         }
       }
     }
+    add<kStrips>(s, from, strip, place, context);
+  }
+
+  // Gives `value` to the keys that are none, which are in the line's last strip.
+  template <int kStrips>
+  static __device__ __forceinline__ void leave_out(float (&s)[kHeads][kStrips][2][4], std::uint32_t invalid, float value) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = value;
+      }
+    }
+  }
+
+  // Adds the rounded probabilities to the row sums and their products with V to o.
+  template <int kStrips>
+  __device__ __forceinline__ void add(float (&s)[kHeads][kStrips][2][4], std::uint32_t from, int strip,
+                                      const StripPlace& place, const Context& context) {
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll

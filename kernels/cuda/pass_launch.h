@@ -34,7 +34,7 @@ bool for_pass_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
   return false;
 }
 
-// The backward's: D = 64, whose weight gradients fit the registers of a block.
+// The backward in one kernel: D = 64, whose weight gradients fit the registers of a block.
 template <class V, class Body>
 bool for_pass_backward_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
   if (dim != 64) return false;
@@ -42,6 +42,25 @@ bool for_pass_backward_shape(std::int64_t dim, std::int64_t heads, Body&& body) 
   if (heads == 2) return body(PassShape<V, 64, 2, 32>{}), true;
   if (heads == 1) return body(PassShape<V, 64, 1, 64>{}), true;
   return false;
+}
+
+// The backward in three kernels: D = 128, and lines at D = 64 that are too long for the one.
+template <class V, class Body>
+bool for_pass_split_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
+  if (dim == 128 && heads == 8) return body(PassShape<V, 128, 8, 16>{}), true;
+  if (dim == 128 && heads == 4) return body(PassShape<V, 128, 4, 32>{}), true;
+  if (dim == 128 && heads == 2) return body(PassShape<V, 128, 2, 64>{}), true;
+  return for_pass_backward_shape<V>(dim, heads, body);
+}
+
+template <class S>
+constexpr bool backward_serves(int strips, bool general) {
+  if constexpr (S::kDim == 64) return strips <= PassBackwardShape<S>::max_strips(general);
+  return false;
+}
+template <class S>
+constexpr bool split_serves(int strips, bool general) {
+  return !backward_serves<S>(strips, general) && PassSplitShape<S>::covers(strips, general);
 }
 
 struct CardLimits {
@@ -79,19 +98,27 @@ TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) 
 
 // The grid of a backward is part of its result: every block sums over its own lines.
 struct PassBackwardPlan {
-  std::int64_t blocks = 0;
+  bool split = false;              // in three kernels
+  std::int64_t blocks = 0;         // with slabs
+  std::int64_t chunk = 0;          // tiles that pass through scratch at a time, where split
+  std::size_t slab_bytes = 0;      // of a block
+  std::size_t scratch_bytes = 0;   // of a chunk
+  int parts = 1;                   // block b has part b % parts of the sums
 };
 
 template <class V>
 Status launch_pass_forward(const PassArguments& arguments, std::int64_t dim, std::int64_t heads, bool general,
                            const CardLimits& card, cudaStream_t stream);
-struct PassBackwardArguments;
 template <class V>
 Status launch_pass_backward(const PassBackwardArguments& arguments, const PassBackwardPlan& plan, std::int64_t dim,
                             std::int64_t heads, bool general, cudaStream_t stream);
 
+template <class V>
+Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim, std::int64_t heads,
+                         bool general, cudaStream_t stream);
+
 // Adds the blocks' slabs in a fixed order into `totals` and unfolds them into the gradients of the weights.
-Status finish_gradients(const PassProblem& problem, const float* slabs, std::int64_t blocks, float* totals,
+Status finish_gradients(const PassProblem& problem, const float* slabs, const PassBackwardPlan& plan, float* totals,
                         bool explicit_biases, const PassGradients& gradients, cudaStream_t stream);
 
 }  // namespace axial::kernels::cuda

@@ -156,4 +156,63 @@ struct PassBackwardShape {
   static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 3 * 64;
 };
 
+// --- Backward in three kernels, where the gradients of the weights do not fit a block's registers ----
+//
+// The attention's kernel leaves dQ, dK, dV, O and x_hat, dy in scratch, tile by tile, as images that are copied to
+// shared memory as they stand: [128 rows][128 bytes], swizzled. A block works on one part: 64 channels of the heads.
+
+template <class S>
+struct PassSplitShape {
+  static_assert(S::kDim % 64 == 0 && S::kInner == S::kDim && 64 % S::kHeadDim == 0);
+  static constexpr int kThreads = 256, kRows = 128, kImage = kRows * 128;
+  static constexpr int kBlocks = S::kDim / 64, kParts = S::kInner / 64, kPartHeads = 64 / S::kHeadDim;
+  // Lines in a tile times heads in a part, over eight warps: two warps share a pair where there are only four.
+  static constexpr int split(int strips) { return 8 / strips * kPartHeads >= 8 ? 1 : 2; }
+  // The longest lines leave the general kernel short of registers.
+  static constexpr bool covers(int strips, bool general) {
+    return strips >= 1 && strips <= 8 && 8 / strips * kPartHeads >= 4 && strips * S::kHeadDim <= 64 * split(strips) &&
+           !(general && S::kHeadDim < 64 && strips * S::kHeadDim > (S::kHeadDim == 16 ? 80 : 96));
+  }
+
+  // Scratch of a tile, in images, and then the rows' 1/sqrt(var + eps).
+  static constexpr int kTileX = 0, kTileDy = kBlocks, kTilePart = 2 * kBlocks;  // + 4 part + (dQ, dK, dV, O)
+  static constexpr int kTileImages = 2 * kBlocks + 4 * kParts;
+  static constexpr int kTileBytes = kTileImages * kImage + 4 * kRows;
+
+  // Shared memory of the attention's kernel.
+  static constexpr int kPartRows = 192, kWeightBlock = kPartRows * 128;
+  static constexpr int kQkv = 0, kOut = kQkv + kBlocks * kWeightBlock, kX = kOut + S::kDim * 128, kDy = kX + kBlocks * kImage,
+                       kQ = kDy + kBlocks * kImage, kK = kQ + kImage, kV = kK + kImage, kO = kV + kImage, kBias = kO + kImage,
+                       kKey = kBias + 4 * kPartRows, kEnd = (kKey + 16 + 127) / 128 * 128;
+  // Where two warps exchange their sums: over x_hat and dy, if that is room enough.
+  static constexpr int kExchangeBytes = 8 * 8192, kExchange = kQ - kX >= kExchangeBytes ? kX : kEnd,
+                       kBytes = kExchange == kX ? kEnd : kEnd + kExchangeBytes;
+
+  // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV and dy, [3][64].
+  static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 3 * 64;
+
+  // Shared memory of the products' kernels: a ring of stages, weights or a tile of ones, and the ring's barriers.
+  static constexpr int kWeightStage = (4 + 2 * kBlocks) * 8192, kWeightStages = 3;  // 64 rows of everything
+  static constexpr int kWeightBytes = kWeightStages * kWeightStage + 1024 + 128;
+  static constexpr int kInputStages = 6;  // images
+  static constexpr int kInputBytes = S::kQkvBytes + kInputStages * kImage + 128;
+};
+
+struct PassSplitArguments {
+  LineGeometry geometry;
+  TokenStrides x_strides, dy_strides, dx_strides;
+  const void* x;
+  const void* dy;
+  void* dx;
+  const unsigned char* packed;
+  unsigned char* scratch;  // [tiles of the chunk][kTileBytes]
+  float* slabs;            // [blocks][kSlab]; block b belongs to part b % kParts
+  int first_tile, last_tile;  // the chunk
+  int blocks;                 // that left slabs: of the gradients' kernel
+  const float* sample_scale;
+  PassDropout dropout;
+  float eps;
+  bool causal;
+};
+
 }  // namespace axial::kernels::cuda

@@ -1,0 +1,34 @@
+// Which token a row of a tile is, for kernels whose warps own strips of 16 rows.
+#pragma once
+
+#include "kernels/cuda/pass_shapes.cuh"
+
+namespace axial::kernels::cuda {
+
+struct RowPlace {
+  const LineGeometry& geometry;
+  int strip;  // of the tile
+
+  // The line of row r of the strip, or -1, and the row's position in its line.
+  __device__ __forceinline__ int line_of(int tile, int r) const {
+    const bool shared_strip = geometry.pitch < 16;
+    const int shift = __ffs(geometry.pitch) - 1;  // of a shared strip: its pitch is a power of two
+    const int slot = shared_strip ? (strip << (4 - shift)) + (r >> shift) : strip / geometry.strips;
+    const int line = tile * geometry.lines_per_tile + slot;
+    return slot < geometry.lines_per_tile && line < static_cast<int>(geometry.lines) ? line : -1;
+  }
+  __device__ __forceinline__ int position_of(int r) const {
+    return geometry.pitch < 16 ? r & (geometry.pitch - 1) : strip % geometry.strips * 16 + r;
+  }
+  // The offset of row r, or -1 where it is padding.
+  __device__ __forceinline__ std::int64_t offset_of(int tile, int r, const TokenStrides& strides) const {
+    const int line = line_of(tile, r), position = position_of(r);
+    if (line < 0 || position >= geometry.length) return -1;
+    return line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
+  }
+  __device__ __forceinline__ int sample_of(int line) const {
+    return static_cast<int>(geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line))));
+  }
+};
+
+}  // namespace axial::kernels::cuda

@@ -1,0 +1,232 @@
+// First of three kernels of a backward whose weight gradients do not fit a block (PassSplitShape): everything is
+// recomputed from x up to dQ, dK, dV and O, which go to scratch with x_hat and dy.
+//
+// A block is persistent; it keeps the weights of its part and takes tiles of 128 rows, 16 a warp:
+//   1. normalise x; x_hat and dy to shared memory, and from there to scratch (part 0)     a warp: 16 rows
+//   2. Q, K, V = x_hat W_qkv^T, dO = dy W_out of the part                                  a warpgroup: 64 rows
+//   3. attention, forward and backward, in registers                     a warp or two: (line, head) pairs
+//   4. dQ, dK, dV, O from shared memory to scratch
+// Padding rows are zero in x_hat and dy.
+#pragma once
+
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/pass_attend_backward.cuh"
+#include "kernels/cuda/pass_rows.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace axial::kernels::cuda {
+
+template <class S, int kStrips, bool kGeneral>
+__global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __grid_constant__ PassSplitArguments p) {
+#if AXIAL_HAS_WGMMA
+  using V = typename S::Value;
+  using F = Fragment<V>;
+  using L = PassSplitShape<S>;
+  constexpr int kSplit = L::split(kStrips), kBlocks = L::kBlocks, kImage = L::kImage / 16;
+  using Attend = AttendBackward<S, L, kStrips, kSplit, kGeneral>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int this_warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0);
+  const int part = static_cast<int>(blockIdx.x) % L::kParts;
+  const std::uint32_t base = shared_address(shared);
+  const LineGeometry& geometry = p.geometry;
+  const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
+
+  for (int i = static_cast<int>(threadIdx.x); i < kBlocks * L::kWeightBlock / 16; i += L::kThreads) {
+    constexpr int kBlock = L::kWeightBlock / 16;
+    copy_async(base + L::kQkv + 16 * i,
+               p.packed + i / kBlock * S::kQkvBlock + part * L::kWeightBlock + i % kBlock * 16, true);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < S::kDim * 128 / 16; i += L::kThreads) {
+    copy_async(base + L::kOut + 16 * i, p.packed + S::kOutPlain + part * S::kOutBlock + 16 * i, true);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < 4 * L::kPartRows / 16; i += L::kThreads) {
+    copy_async(base + L::kBias + 16 * i, p.packed + S::kQkvBias + part * 4 * L::kPartRows + 16 * i, true);
+  }
+  copy_commit();
+
+  typename Attend::Context context = {};
+  context.length = geometry.length;
+  context.pitch = geometry.pitch;
+  const bool shared_strip = geometry.pitch < 16;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
+    const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
+                                    : 16 * (kStrips - 1) + key < geometry.length;
+    context.masked |= (valid ? 0u : 1u) << i;
+  }
+  if constexpr (kGeneral) {
+    context.causal = p.causal;
+    context.threshold = p.dropout.threshold;
+    context.keep_scale = p.dropout.scale;
+    if (context.threshold != 0 && threadIdx.x == 0) {
+      *reinterpret_cast<std::uint64_t*>(shared + L::kKey) =
+          dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
+    }
+  }
+  const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
+                      w_qkv = wgmma_operand(base + L::kQkv), w_out = wgmma_operand(base + L::kOut);
+  copy_wait<0>();
+  wgmma_publish();
+  __syncthreads();
+
+  const int step = static_cast<int>(gridDim.x) / L::kParts;
+  const auto scratch_of = [&](int tile) { return p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes; };
+  for (int tile = p.first_tile + static_cast<int>(blockIdx.x) / L::kParts; tile < p.last_tile; tile += step) {
+    {
+      const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
+      const RowPlace place{geometry, late(this_warp)};
+      uint4 xr[4 * kBlocks], gr[4 * kBlocks];  // [row g, g + 8][block][half]
+      // 16-byte group of a half row: odd rows start with the second half, so that two rows meet all banks.
+      const auto group = [g, t](int j) { return 4 * ((g ^ j) & 1) + t; };
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::int64_t from = place.offset_of(tile, g + 8 * r, p.x_strides);
+        const std::int64_t from_dy = kGeneral ? place.offset_of(tile, g + 8 * r, p.dy_strides) : from;
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          const int at = 64 * (i >> 1) + 8 * group(i & 1);
+          xr[2 * kBlocks * r + i] = gr[2 * kBlocks * r + i] = make_uint4(0, 0, 0, 0);
+          if (from >= 0) {
+            xr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + at);
+            gr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + at);
+          }
+        }
+      }
+      if (tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
+        const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 || !kGeneral ? p.x_strides : p.dy_strides);
+        if (next >= 0) {
+          const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
+#pragma unroll
+          for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
+        }
+      }
+      if (threadIdx.x == 0) bulk_wait_read();  // of the tile before
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const auto word = [&](int k) -> std::uint32_t& {
+          return reinterpret_cast<std::uint32_t*>(&xr[2 * kBlocks * r + (k >> 2)])[k & 3];
+        };
+        float a = 0, b = 0;
+#pragma unroll
+        for (int k = 0; k < 8 * kBlocks; ++k) {
+          a += F::low(word(k));
+          b += F::high(word(k));
+        }
+        const float mean = quad_sum(a + b) * (1.f / S::kDim);
+        a = b = 0;
+#pragma unroll
+        for (int k = 0; k < 8 * kBlocks; ++k) {
+          const float low = F::low(word(k)) - mean, high = F::high(word(k)) - mean;
+          a = fmaf(low, low, a);
+          b = fmaf(high, high, b);
+        }
+        const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps), shift = -mean * rstd;
+#pragma unroll
+        for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(fmaf(F::low(word(k)), rstd, shift), fmaf(F::high(word(k)), rstd, shift));
+        const int line = place.line_of(tile, g + 8 * r);
+        if (kGeneral && p.sample_scale != nullptr && line >= 0) {
+          const float scale = __ldg(p.sample_scale + place.sample_of(line));
+#pragma unroll
+          for (int k = 0; k < 8 * kBlocks; ++k) {
+            std::uint32_t& u = reinterpret_cast<std::uint32_t*>(&gr[2 * kBlocks * r + (k >> 2)])[k & 3];
+            u = F::pair(F::low(u) * scale, F::high(u) * scale);
+          }
+        }
+        const int row = 16 * late(this_warp) + g + 8 * r;
+        if (part == 0 && t == 0) reinterpret_cast<float*>(scratch_of(tile) + L::kTileImages * L::kImage)[row] = rstd;
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          const std::uint32_t to = base + (i >> 1) * L::kImage + row * 128 + ((group(i & 1) ^ (g & 7)) << 4);
+          store_shared(to + L::kX, xr[2 * kBlocks * r + i]);
+          store_shared(to + L::kDy, gr[2 * kBlocks * r + i]);
+        }
+      }
+    }
+    wgmma_publish();
+    __syncthreads();
+    if (part == 0 && threadIdx.x == 0) {  // x_hat and dy lie side by side in both places
+      bulk_store(scratch_of(tile) + L::kTileX * L::kImage, base + L::kX, 2 * kBlocks * L::kImage);
+      bulk_commit();
+    }
+    const int half = late(this_warp) >> 2, lane = late(lane_id()), t = lane & 3;
+    const std::uint32_t rows = half * 512;  // 64 rows of 128 bytes
+    // Address of the 16-byte group c of row lane & 15 of this warp's strip.
+    const auto at = [&](int image, int c) {
+      return base + image + (16 * late(this_warp) + (lane & 15)) * 128 + (((c + (lane >> 4)) ^ (lane & 7)) << 4);
+    };
+    {
+      float qkv[96];
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4 * kBlocks; ++k) {
+        Wgmma<V, 192>::template ss<0, 0>(qkv, tile_x + k / 4 * kImage + rows + 2 * (k % 4),
+                                         w_qkv + k / 4 * (L::kWeightBlock / 16) + 2 * (k % 4), k != 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_settle(qkv);
+#pragma unroll
+      for (int c = 0; c < 12; ++c) {  // 16 channels of Q, K or V
+        const int matrix = c / 4, row = qkv_row<S>(matrix, 16 * (c % 4) / S::kHeadDim, 16 * (c % 4) % S::kHeadDim);
+        const float* v = qkv + row / 2;
+        float2 b0 = {0, 0}, b1 = {0, 0};
+        // Strips that no line uses have no attention to turn Q and V into gradients: they must not hold a bias.
+        const bool used = 8 % kStrips == 0 || this_warp < 8 / kStrips * kStrips;
+        if ((matrix == 0 || kGeneral) && used) {
+          b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
+          b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
+        }
+        store_tiles(at(L::kQ + matrix * L::kImage, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
+                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
+      }
+    }
+    {
+      float d_o[32];
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4 * kBlocks; ++k) {
+        Wgmma<V, 64>::template ss<0, 1>(d_o, tile_dy + k / 4 * kImage + rows + 2 * (k % 4), w_out + 128 * k, k != 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_settle(d_o);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float* v = d_o + 8 * c;
+        store_tiles(at(L::kO, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
+      }
+    }
+    if (threadIdx.x == 0) bulk_wait_read();  // x_hat's and dy's place serves the exchange below
+    __syncthreads();
+    {
+      constexpr int kItems = 8 / kStrips * L::kPartHeads;
+      static_assert(kSplit == 1 || 8 * Attend::kExchangeBytes <= L::kExchangeBytes);
+      const int team = this_warp / kSplit, teams = 8 / kSplit;
+      static_assert(kItems % (8 / kSplit) == 0 || kItems > 8);
+#pragma unroll 1
+      for (int item = kItems * team / teams; item < kItems * (team + 1) / teams; ++item) {
+        const int line = item / L::kPartHeads, column = item % L::kPartHeads;
+        if constexpr (kGeneral) {
+          context.first_line = p.dropout.first_line + static_cast<std::int64_t>(tile) * geometry.lines_per_tile +
+                               (shared_strip ? line * (16 / geometry.pitch) : line);
+        }
+        Attend::run(base, line * (16 * kStrips), column, part * L::kPartHeads + column, this_warp % kSplit,
+                    base + L::kExchange + team * (2 * Attend::kExchangeBytes), context);
+      }
+    }
+    wgmma_publish();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      bulk_store(scratch_of(tile) + (L::kTilePart + 4 * part) * L::kImage, base + L::kQ, 4 * L::kImage);
+      bulk_commit();
+    }
+  }
+  if (threadIdx.x == 0) bulk_wait();
+#else
+  __trap();
+#endif
+}
+
+}  // namespace axial::kernels::cuda
