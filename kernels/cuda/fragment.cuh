@@ -129,8 +129,12 @@ __device__ __forceinline__ float inverse_square_root(float v) {
   return r;
 }
 
-// Of sixteen draws: bit 0, 1: does dropout keep key, key + 1 (of 16; key is even)?
-__device__ __forceinline__ std::uint32_t keeps_pair(const Philox4& draws, std::uint32_t key, std::uint32_t threshold) {
+// Does dropout keep the keys in columns `column` (even) and column + 1 of a strip: bits 0 and 1. `draws` are the
+// query's sixteen; where several lines of `pitch` rows share the strip a key is numbered in its own line.
+__device__ __forceinline__ std::uint32_t keeps_pair(const Philox4& draws, std::uint32_t column, int pitch,
+                                                    std::uint32_t threshold) {
+  const std::uint32_t key = pitch < 16 ? column & (pitch - 1) : column;  // such a pitch is a power of two
+  if (pitch == 1) return (draws.x[0] & 255u) >= threshold ? 3u : 0u;
   // By selection: an index that the compiler does not know would put the draws into local memory.
   const std::uint32_t low = (key & 4) != 0 ? draws.x[1] : draws.x[0], high = (key & 4) != 0 ? draws.x[3] : draws.x[2];
   const std::uint32_t word = ((key & 8) != 0 ? high : low) >> (8 * (key & 3));

@@ -1,6 +1,7 @@
 // The public functions of kernels/pass.h: checks and the choice of kernel.
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -84,8 +85,8 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   PassArguments a = {};
   LineGeometry& g = a.geometry;
   g.lines = problem.lines.count();
-  g.extent1 = Divisor(static_cast<std::uint32_t>(problem.lines.outer[1]));
-  g.extent2 = Divisor(static_cast<std::uint32_t>(problem.lines.outer[2]));
+  g.extent1 = Divisor(static_cast<std::uint32_t>(std::max<std::int64_t>(problem.lines.outer[1], 1)));
+  g.extent2 = Divisor(static_cast<std::uint32_t>(std::max<std::int64_t>(problem.lines.outer[2], 1)));
   g.length = static_cast<int>(problem.lines.length);
   g.pitch = line_pitch(g.length);
   g.strips = std::max(g.pitch / 16, 1);
@@ -102,6 +103,31 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   return a;
 }
 
+Status check_weights(const PassWeights& w) {
+  for (const auto& [name, pointer] :
+       {std::pair("norm_weight", w.norm_weight), std::pair("norm_bias", w.norm_bias), std::pair("qkv_weight", w.qkv_weight),
+        std::pair("out_weight", w.out_weight), std::pair("out_bias", w.out_bias)}) {
+    if (pointer == nullptr) return failure(Code::kInvalid, "fused pass: the weight %s is null", name);
+  }
+  return {};
+}
+
+// Gradients of the weights come all or not at all; those of biases that the problem lacks are never written.
+Status check_gradients(const PassProblem& problem, const PassGradients& g, bool* wanted) {
+  const std::pair<const char*, const float*> all[] = {{"norm_weight", g.norm_weight}, {"norm_bias", g.norm_bias},
+                                                      {"qkv_weight", g.qkv_weight},   {"out_weight", g.out_weight},
+                                                      {"out_bias", g.out_bias},       {"qkv_bias", g.qkv_bias}};
+  const std::size_t count = problem.weights.qkv_bias != nullptr ? 6 : 5;
+  *wanted = std::any_of(all, all + 6, [](const auto& one) { return one.second != nullptr; });
+  if (!*wanted) return {};
+  for (std::size_t i = 0; i < count; ++i) {
+    if (all[i].second == nullptr) {
+      return failure(Code::kInvalid, "fused pass backward: the gradient of %s is null, but others are wanted", all[i].first);
+    }
+  }
+  return check_weights(problem.weights);
+}
+
 Status check_backward(const PassProblem& problem) {
   if (problem.weights.bias != nullptr) return unsupported(problem, "the backward has no relative position bias");
   const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
@@ -114,16 +140,20 @@ Status check_backward(const PassProblem& problem) {
   return found ? Status{} : unsupported(problem, "no backward for this D, heads and length");
 }
 
-// Lays the lines over tiles, and tiles over the card. `is_general`: which kernel it will be.
-PassBackwardPlan backward_plan(const PassProblem& problem, bool is_general, const CardLimits& card, LineGeometry& geometry) {
+// Lays the lines over tiles, and tiles over the card. same_layout: x, dy and dx lie alike.
+PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, const CardLimits& card,
+                               LineGeometry& geometry) {
   PassBackwardPlan plan;
   for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
     using S = decltype(shape);
     using Split = PassSplitShape<S>;
-    plan.split = !backward_serves<S>(geometry.strips, is_general);
+    // The one kernel knows different layouts in its general version alone; the three know them always.
+    plan.general = general(problem) || !same_layout;
+    plan.split = !backward_serves<S>(geometry.strips, plan.general);
+    if (plan.split && split_serves<S>(geometry.strips, general(problem))) plan.general = general(problem);
     const int rows = plan.split ? Split::kRows : 256, half = 128;  // a warpgroup's lines do not cross into the other's
     geometry.lines_per_tile = geometry.pitch < 16 ? rows / geometry.pitch : rows / half * (half / 16 / geometry.strips);
-    geometry.tiles = geometry.lines == 0 ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
+    geometry.tiles = empty(problem) ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
     plan.parts = plan.split ? Split::kParts : 1;
     plan.slab_bytes = sizeof(float) * Split::kSlab;
     plan.blocks = std::min<std::int64_t>(geometry.tiles * plan.parts, card.multiprocessors / plan.parts * plan.parts);
@@ -143,7 +173,6 @@ std::size_t workspace_of(const PassBackwardPlan& plan) {
   return static_cast<std::size_t>(plan.parts + plan.blocks) * plan.slab_bytes + plan.scratch_bytes;
 }
 
-// Is there a choice between kernels for x, dy and dx laid out alike and otherwise? The latter take the general one.
 bool same_layout(const TokenStrides& a, const TokenStrides& b) {
   return std::equal(a.outer, a.outer + kMaxOuter, b.outer) && a.token == b.token;
 }
@@ -165,6 +194,7 @@ Status card_limits(CardLimits* card) {
 }
 
 Status choose_pass(const PassProblem& problem, KernelChoice* choice) {
+  *choice = {};
   CardLimits card;
   Status status = card_limits(&card);
   if (status.ok()) status = check_kernel(problem, card);
@@ -189,11 +219,10 @@ Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* strea
   Status status = card_limits(&card);
   if (status.ok()) status = check_kernel(problem, card);
   if (!status.ok()) return status;
-  const PassWeights& w = problem.weights;
-  for (const void* weight : {static_cast<const void*>(packed), static_cast<const void*>(w.norm_weight),
-                             static_cast<const void*>(w.norm_bias), static_cast<const void*>(w.qkv_weight),
-                             static_cast<const void*>(w.out_weight), static_cast<const void*>(w.out_bias)}) {
-    if (weight == nullptr) return failure(Code::kInvalid, "fused pass: a null weight");
+  status = check_weights(problem.weights);
+  if (!status.ok()) return status;
+  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
+    return failure(Code::kInvalid, "fused pass: the packed weights are null or not aligned to 16 bytes");
   }
   return pack_pass(problem, explicit_biases(problem), packed, stream);
 }
@@ -221,9 +250,9 @@ std::size_t pass_backward_workspace(const PassProblem& problem) {
   CardLimits card;
   if (!card_limits(&card).ok() || !check_backward(problem).ok()) return 0;
   std::size_t bytes = 0;  // whichever kernel the layouts will ask for
-  for (const bool is_general : {general(problem), true}) {
+  for (const bool same : {true, false}) {
     LineGeometry geometry = arguments_of(problem, nullptr).geometry;
-    bytes = std::max(bytes, workspace_of(backward_plan(problem, is_general, card, geometry)));
+    bytes = std::max(bytes, workspace_of(backward_plan(problem, same, card, geometry)));
   }
   return bytes;
 }
@@ -237,15 +266,16 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   const PassArguments forward = arguments_of(problem, packed);
   const TokenStrides dy_strides = strides(dy.outer_stride, dy.token_stride),
                      dx_strides = strides(dx.outer_stride, dx.token_stride);
-  const bool is_general = general(problem) || (!empty(problem) && (!same_layout(forward.x_strides, dy_strides) ||
-                                                                   !same_layout(forward.x_strides, dx_strides)));
+  const bool same = same_layout(forward.x_strides, dy_strides) && same_layout(forward.x_strides, dx_strides);
   LineGeometry geometry = forward.geometry;
-  const PassBackwardPlan plan = backward_plan(problem, is_general, card, geometry);
+  const PassBackwardPlan plan = backward_plan(problem, same, card, geometry);
   status = validate_workspace(workspace, workspace_bytes, workspace_of(plan));
   if (!status.ok()) return status;
   auto* totals = static_cast<float*>(workspace);
   auto* slabs = totals + static_cast<std::size_t>(plan.parts) * plan.slab_bytes / sizeof(float);
-  const bool wants_gradients = gradients.norm_weight != nullptr;
+  bool wants_gradients = false;
+  status = check_gradients(problem, gradients, &wants_gradients);
+  if (!status.ok()) return status;
   if (!empty(problem)) {
     status = check_tokens(problem.lines, dy.data, dy.outer_stride, dy.token_stride, "dy");
     if (status.ok()) status = check_tokens(problem.lines, dx.data, dx.outer_stride, dx.token_stride, "dx");
@@ -270,15 +300,16 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
     if (plan.split) {
       PassSplitArguments arguments = {};
       fill(arguments);
+      arguments.same_layout = same;
       if (!wants_gradients) arguments.slabs = nullptr;
       arguments.scratch = reinterpret_cast<unsigned char*>(slabs) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes;
-      status = bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, is_general, stream)
-                    : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, is_general, stream);
+      status = bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
+                    : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
     } else {
       PassBackwardArguments arguments = {};
       fill(arguments);
-      status = bf16 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, is_general, stream)
-                    : launch_pass_backward<__half>(arguments, plan, problem.dim, problem.heads, is_general, stream);
+      status = bf16 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
+                    : launch_pass_backward<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
     }
 #endif
     if (!status.ok()) return status;

@@ -287,8 +287,7 @@ struct AttendBackward {
                                           static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const std::uint32_t key = 8 * n + 2 * t;
-        kept |= keeps_pair(draws, context.pitch < 16 ? key % context.pitch : key, context.threshold) << (4 * n + 2 * r);
+        kept |= keeps_pair(draws, 8 * n + 2 * t, context.pitch, context.threshold) << (4 * n + 2 * r);
       }
     }
     return kept;

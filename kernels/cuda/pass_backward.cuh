@@ -68,21 +68,21 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     const int strip = (seat.warp & 3) + 4 * (i >> 1), row = seat.g + 8 * (i & 1);
     return shared_strip ? row & (geometry.pitch - 1) : strip % kStrips * 16 + row;
   };
-  // The offsets of this thread's rows, or -1.
+  // The offsets of this thread's rows, or kNoRow.
   const auto locate = [&](const Seat& seat, int tile, const TokenStrides& strides, std::int64_t (&rows)[4]) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const int line = line_of(seat, tile, 2 * m), position = position_of(seat, 2 * m);
       const std::int64_t first =
           line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
-      rows[2 * m] = line < 0 || position >= geometry.length ? -1 : first;
+      rows[2 * m] = line < 0 || position >= geometry.length ? kNoRow : first;
       if (shared_strip) {
         const int other = line_of(seat, tile, 2 * m + 1), place = position_of(seat, 2 * m + 1);
         rows[2 * m + 1] = other < 0 || place >= geometry.length
-                              ? -1
+                              ? kNoRow
                               : line_offset(geometry, static_cast<std::uint32_t>(other), strides) + place * strides.token;
       } else {  // a strip's rows are one line's
-        rows[2 * m + 1] = line < 0 || position + 8 >= geometry.length ? -1 : first + 8 * strides.token;
+        rows[2 * m + 1] = line < 0 || position + 8 >= geometry.length ? kNoRow : first + 8 * strides.token;
       }
     }
   };
@@ -92,12 +92,12 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
   uint4 xr[8], gr[8];
   const auto load = [&](int tile) {
     const Seat seat = seat_now();
-    std::int64_t rows[4] = {-1, -1, -1, -1};
+    std::int64_t rows[4] = {kNoRow, kNoRow, kNoRow, kNoRow};
     const auto gather = [&](const void* tensor, uint4 (&v)[8]) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         v[i] = make_uint4(0, 0, 0, 0);
-        if (rows[i >> 1] >= 0) v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] + 8 * group_of(seat, i & 1));
+        if (rows[i >> 1] != kNoRow) v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] + 8 * group_of(seat, i & 1));
       }
     };
     if (tile < tiles) locate(seat, tile, p.x_strides, rows);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         locate(seat, next, !kGeneral || seat.t == 0 ? p.x_strides : p.dy_strides, rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          if (seat.t < 2 && rows[i] >= 0) {
+          if (seat.t < 2 && rows[i] != kNoRow) {
             const V* address = static_cast<const V*>(seat.t == 0 ? p.x : p.dy) + rows[i];
             asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
           }
@@ -207,44 +207,64 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     barrier(1 + (this_warp >> 2), L::kHalf);
     const Seat seat = seat_now();
     const int half = seat.half, t = seat.t;
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const std::uint32_t rows = (half * 2 + m) * 512;  // 64 rows of 128 bytes
-      {
-        float qkv[96];
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) Wgmma<V, 192>::template ss<0, 0>(qkv, tile_x + rows + 2 * i, w_qkv + 2 * i, i != 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_settle(qkv);
-#pragma unroll
-        for (int c = 0; c < 12; ++c) {  // 16 channels of Q, K or V
-          const int matrix = c / 4, row = qkv_row<S>(matrix, 16 * (c % 4) / S::kHeadDim, 16 * (c % 4) % S::kHeadDim);
-          const float* v = qkv + row / 2;
-          float2 b0 = {0, 0}, b1 = {0, 0};
-          // Strips that no line uses have no attention to turn Q and V into gradients: they must not hold a bias.
-          const bool used = 8 % kStrips == 0 || (seat.warp & 3) + 4 * m < 8 / kStrips * kStrips;
-          if ((matrix == 0 || kGeneral) && used) {
-            b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
-            b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
-          }
-          store_tiles(at(seat, L::kQ + matrix * L::kTileBytes, m, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
-                      F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
-        }
-      }
-      float d_o[32];
+    // dO of 64 rows, and their Q, K, V: issued so that one is stored while the other is multiplied.
+    const auto project_dy = [&](int m, float (&d_o)[32]) {
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) Wgmma<V, 64>::template ss<0, 1>(d_o, tile_dy + rows + 2 * i, w_out + 128 * i, i != 0);
+      for (int i = 0; i < 4; ++i) {
+        Wgmma<V, 64>::template ss<0, 1>(d_o, tile_dy + (half * 2 + m) * 512 + 2 * i, w_out + 128 * i, i != 0);
+      }
       wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_settle(d_o);
+    };
+    const auto project_x = [&](int m, float (&qkv)[96]) {
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        Wgmma<V, 192>::template ss<0, 0>(qkv, tile_x + (half * 2 + m) * 512 + 2 * i, w_qkv + 2 * i, i != 0);
+      }
+      wgmma_commit();
+    };
+    const auto store_dy = [&](int m, const float (&d_o)[32]) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const float* v = d_o + 8 * c;
         store_tiles(at(seat, L::kO, m, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
       }
+    };
+    const auto store_qkv = [&](int m, const float (&qkv)[96]) {
+#pragma unroll
+      for (int c = 0; c < 12; ++c) {  // 16 channels of Q, K or V
+        const int matrix = c / 4, row = qkv_row<S>(matrix, 16 * (c % 4) / S::kHeadDim, 16 * (c % 4) % S::kHeadDim);
+        const float* v = qkv + row / 2;
+        float2 b0 = {0, 0}, b1 = {0, 0};
+        // Strips that no line uses have no attention to turn Q and V into gradients: they must not hold a bias.
+        const bool used = 8 % kStrips == 0 || (seat.warp & 3) + 4 * m < 8 / kStrips * kStrips;
+        if ((matrix == 0 || kGeneral) && used) {
+          b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
+          b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
+        }
+        store_tiles(at(seat, L::kQ + matrix * L::kTileBytes, m, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
+                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
+      }
+    };
+    {
+      float d_o[32], qkv[96];
+      project_dy(0, d_o);
+      project_x(0, qkv);
+      wgmma_wait<1>();
+      wgmma_settle(d_o);
+      store_dy(0, d_o);
+      wgmma_wait<0>();
+      wgmma_settle(qkv);
+      project_dy(1, d_o);
+      store_qkv(0, qkv);
+      project_x(1, qkv);
+      wgmma_wait<1>();
+      wgmma_settle(d_o);
+      store_dy(1, d_o);
+      wgmma_wait<0>();
+      wgmma_settle(qkv);
+      store_qkv(1, qkv);
     }
     barrier(1 + half, L::kHalf);
     {
@@ -267,7 +287,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     const int part = late_seat.half;
     const std::uint32_t dw_a0 = tile_q + (part != 0 ? 2 : 0) * kTile, dw_a1 = dw_a0 + kTile;
     const std::uint32_t dw_b1 = part != 0 ? tile_dy : tile_x, sum_a1 = part != 0 ? tile_dy : tile_q;
-    float dx_hat[2][32], columns[2][4];
+    float dx_hat[2][32], columns[2][4] = {};
     wgmma_fence();
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -278,22 +298,26 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         Wgmma<V, 64>::template ss<0, 1>(dx_hat[m], tile_q + matrix * kTile + (part * 2 + m) * 512 + 2 * c, w_qkv + row * 8,
                                         k != 0);
       }
+      wgmma_commit();
     }
-    wgmma_commit();
 #pragma unroll
     for (int k = 0; k < 16; ++k) {
       Wgmma<V, 64>::template ss<1, 1>(dw[0], dw_a0 + 128 * k, tile_x + 128 * k, true);
       Wgmma<V, 64>::template ss<1, 1>(dw[1], dw_a1 + 128 * k, dw_b1 + 128 * k, true);
-      Wgmma<V, 8>::template ss<1, 0>(columns[0], dw_a0 + 128 * k, ones, k != 0);
-      Wgmma<V, 8>::template ss<1, 0>(columns[1], sum_a1 + 128 * k, ones, k != 0);
+      // The sum of dV is asked for by the general kernel alone: without dropout it follows from the sum of dy.
+      Wgmma<V, 8>::template ss<1, 0>(columns[0], (kGeneral || part == 0 ? dw_a0 : tile_dy) + 128 * k, ones, k != 0);
+      if constexpr (kGeneral) Wgmma<V, 8>::template ss<1, 0>(columns[1], sum_a1 + 128 * k, ones, k != 0);
     }
     wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_settle(dx_hat[0]);
-    wgmma_settle(dx_hat[1]);
     std::uint32_t out[2][4][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
+      if (m == 0) {
+        wgmma_wait<2>();
+      } else {
+        wgmma_wait<1>();
+      }
+      wgmma_settle(dx_hat[m]);
       float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -349,7 +373,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     if (kGeneral && p.sample_scale != nullptr) locate(out_seat, tile, p.dy_strides, dy_rows);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (rows[i] < 0) continue;
+      if (rows[i] == kNoRow) continue;
       const std::uint32_t row = base + L::kX + (out_seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + out_seat.g) * 128;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -382,8 +406,10 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
   if (t == 0) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      slab[L::kSums + half * 64 + channel + 8 * r] = sums[0][r];  // dQ, dV
-      if (half != 0) slab[L::kSums + 128 + channel + 8 * r] = sums[1][r];  // dy
+      // dQ, dV, dy
+      if (half == 0) slab[L::kSums + channel + 8 * r] = sums[0][r];
+      if (half != 0) slab[L::kSums + 64 + channel + 8 * r] = kGeneral ? sums[0][r] : 0;
+      if (half != 0) slab[L::kSums + 128 + channel + 8 * r] = sums[kGeneral ? 1 : 0][r];
     }
   }
 #else

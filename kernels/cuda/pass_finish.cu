@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   p.gradients.qkv_weight[i * kDim + c] = m * w.norm_weight[c] + s * w.norm_bias[c];
   gamma[i] = weight * m;
   beta[i] = weight * s;
-  if (c == 0 && p.gradients.qkv_bias != nullptr) p.gradients.qkv_bias[i] = s;
+  if (c == 0 && w.qkv_bias != nullptr) p.gradients.qkv_bias[i] = s;
   if (matrix == 0) {
     float bias = 0;  // of V's channel, where it was folded
     if (!p.explicit_biases) {

@@ -249,8 +249,7 @@ struct Attend {
                                           place.pitch < 16 ? 0 : strip);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const std::uint32_t key = 8 * n + 2 * t;
-        const std::uint32_t kept = keeps_pair(draws, place.pitch < 16 ? key % place.pitch : key, context.threshold);
+        const std::uint32_t kept = keeps_pair(draws, 8 * n + 2 * t, place.pitch, context.threshold);
         if ((kept & 1) == 0) s[n][2 * r] = 0;
         if ((kept & 2) == 0) s[n][2 * r + 1] = 0;
       }
@@ -386,12 +385,12 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1) pa
       const std::int64_t line = line_of(tile), stride = p.x_strides.token;
       std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
       if (shared_strip) {
-        from = line < 0 || !in_tile ? -1 : from + position * stride;
+        from = line < 0 || !in_tile ? kNoRow : from + position * stride;
 #pragma unroll
         for (int i = 0; i < S::kDim / 16; ++i) {
           const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
           const std::int64_t at = __shfl_sync(~0u, from, r);
-          copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (at < 0 ? 0 : at + 8 * c), at >= 0);
+          copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (at == kNoRow ? 0 : at + 8 * c), at != kNoRow);
         }
       } else {
         const int rows = line < 0 ? 0 : rows_left;
@@ -563,9 +562,9 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1) pa
     const auto store = [&] {
       const int seat = late(lane), g = seat >> 2, t = seat & 3;  // worked out anew: kept, they would take registers
       const std::int64_t line = line_of(tile), stride = p.y_strides.token;
-      std::int64_t out[2] = {-1, -1};
+      std::int64_t out[2] = {kNoRow, kNoRow};
       if (shared_strip) {
-        const std::int64_t mine = line < 0 || !in_tile ? -1
+        const std::int64_t mine = line < 0 || !in_tile ? kNoRow
                                       : line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides) + position * stride;
         out[0] = __shfl_sync(~0u, mine, g);
         out[1] = __shfl_sync(~0u, mine, g + 8);
@@ -576,7 +575,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1) pa
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (out[r] < 0) continue;
+        if (out[r] == kNoRow) continue;
         V* y = static_cast<V*>(p.y) + out[r];
 #pragma unroll
         for (int block = 0; block < (S::kDim + 31) / 32; ++block) {

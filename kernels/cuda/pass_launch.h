@@ -99,6 +99,7 @@ TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) 
 // The grid of a backward is part of its result: every block sums over its own lines.
 struct PassBackwardPlan {
   bool split = false;              // in three kernels
+  bool general = false;            // by the general kernel
   std::int64_t blocks = 0;         // with slabs
   std::int64_t chunk = 0;          // tiles that pass through scratch at a time, where split
   std::size_t slab_bytes = 0;      // of a block

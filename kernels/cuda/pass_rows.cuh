@@ -20,10 +20,10 @@ struct RowPlace {
   __device__ __forceinline__ int position_of(int r) const {
     return geometry.pitch < 16 ? r & (geometry.pitch - 1) : strip % geometry.strips * 16 + r;
   }
-  // The offset of row r, or -1 where it is padding.
+  // The offset of row r, or kNoRow where it is padding.
   __device__ __forceinline__ std::int64_t offset_of(int tile, int r, const TokenStrides& strides) const {
     const int line = line_of(tile, r), position = position_of(r);
-    if (line < 0 || position >= geometry.length) return -1;
+    if (line < 0 || position >= geometry.length) return kNoRow;
     return line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
   }
   __device__ __forceinline__ int sample_of(int line) const {

@@ -20,6 +20,9 @@ __host__ __device__ inline int line_pitch(int length) {
   return pitch;
 }
 
+// The offset of a row that is no token. Offsets may be negative: strides have any sign.
+inline constexpr std::int64_t kNoRow = INT64_MIN;
+
 // Where tokens lie; strides in elements.
 struct TokenStrides {
   std::int64_t outer[3];
@@ -213,6 +216,7 @@ struct PassSplitArguments {
   PassDropout dropout;
   float eps;
   bool causal;
+  bool same_layout;  // dy as x
 };
 
 }  // namespace axial::kernels::cuda

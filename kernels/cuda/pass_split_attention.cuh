@@ -70,35 +70,47 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   wgmma_publish();
   __syncthreads();
 
+  // A thread's x and dy: [row g, g + 8 of its warp's strip][block][half]. 16-byte group of a half row: odd rows start
+  // with the second half, so that two rows meet all banks. They are loaded behind the attention of the tile before,
+  // where registers allow it.
+  constexpr bool kEarly = kSplit == 1 && !kGeneral;
+  uint4 xr[4 * kBlocks], gr[4 * kBlocks];
+  const auto load = [&](int tile) {
+    const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
+    const RowPlace place{geometry, late(this_warp)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t from = tile < p.last_tile ? place.offset_of(tile, g + 8 * r, p.x_strides) : kNoRow;
+      const std::int64_t from_dy = p.same_layout ? from : place.offset_of(tile, g + 8 * r, p.dy_strides);
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        const int at = 64 * (i >> 1) + 8 * (4 * ((g ^ i) & 1) + t);
+        xr[2 * kBlocks * r + i] = gr[2 * kBlocks * r + i] = make_uint4(0, 0, 0, 0);
+        if (from != kNoRow) {
+          xr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + at);
+          gr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + at);
+        }
+      }
+    }
+  };
   const int step = static_cast<int>(gridDim.x) / L::kParts;
   const auto scratch_of = [&](int tile) { return p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes; };
-  for (int tile = p.first_tile + static_cast<int>(blockIdx.x) / L::kParts; tile < p.last_tile; tile += step) {
+  int tile = p.first_tile + static_cast<int>(blockIdx.x) / L::kParts;
+  if constexpr (kEarly) load(tile);
+  for (; tile < p.last_tile; tile += step) {
     {
       const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
       const RowPlace place{geometry, late(this_warp)};
-      uint4 xr[4 * kBlocks], gr[4 * kBlocks];  // [row g, g + 8][block][half]
-      // 16-byte group of a half row: odd rows start with the second half, so that two rows meet all banks.
       const auto group = [g, t](int j) { return 4 * ((g ^ j) & 1) + t; };
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const std::int64_t from = place.offset_of(tile, g + 8 * r, p.x_strides);
-        const std::int64_t from_dy = kGeneral ? place.offset_of(tile, g + 8 * r, p.dy_strides) : from;
-#pragma unroll
-        for (int i = 0; i < 2 * kBlocks; ++i) {
-          const int at = 64 * (i >> 1) + 8 * group(i & 1);
-          xr[2 * kBlocks * r + i] = gr[2 * kBlocks * r + i] = make_uint4(0, 0, 0, 0);
-          if (from >= 0) {
-            xr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + at);
-            gr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + at);
+      if constexpr (!kEarly) {
+        load(tile);
+        if (tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
+          const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
+          if (next != kNoRow) {
+            const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
+  #pragma unroll
+            for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
           }
-        }
-      }
-      if (tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
-        const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 || !kGeneral ? p.x_strides : p.dy_strides);
-        if (next >= 0) {
-          const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
-#pragma unroll
-          for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
         }
       }
       if (threadIdx.x == 0) bulk_wait_read();  // of the tile before
@@ -157,14 +169,26 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
       return base + image + (16 * late(this_warp) + (lane & 15)) * 128 + (((c + (lane >> 4)) ^ (lane & 7)) << 4);
     };
     {
-      float qkv[96];
+      float d_o[32], qkv[96];
       wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4 * kBlocks; ++k) {
+        Wgmma<V, 64>::template ss<0, 1>(d_o, tile_dy + k / 4 * kImage + rows + 2 * (k % 4), w_out + 128 * k, k != 0);
+      }
+      wgmma_commit();
 #pragma unroll
       for (int k = 0; k < 4 * kBlocks; ++k) {
         Wgmma<V, 192>::template ss<0, 0>(qkv, tile_x + k / 4 * kImage + rows + 2 * (k % 4),
                                          w_qkv + k / 4 * (L::kWeightBlock / 16) + 2 * (k % 4), k != 0);
       }
       wgmma_commit();
+      wgmma_wait<1>();
+      wgmma_settle(d_o);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float* v = d_o + 8 * c;
+        store_tiles(at(L::kO, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
+      }
       wgmma_wait<0>();
       wgmma_settle(qkv);
 #pragma unroll
@@ -182,24 +206,9 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
                     F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
       }
     }
-    {
-      float d_o[32];
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4 * kBlocks; ++k) {
-        Wgmma<V, 64>::template ss<0, 1>(d_o, tile_dy + k / 4 * kImage + rows + 2 * (k % 4), w_out + 128 * k, k != 0);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-      wgmma_settle(d_o);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float* v = d_o + 8 * c;
-        store_tiles(at(L::kO, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
-      }
-    }
     if (threadIdx.x == 0) bulk_wait_read();  // x_hat's and dy's place serves the exchange below
     __syncthreads();
+    if constexpr (kEarly) load(tile + step);
     {
       constexpr int kItems = 8 / kStrips * L::kPartHeads;
       static_assert(kSplit == 1 || 8 * Attend::kExchangeBytes <= L::kExchangeBytes);

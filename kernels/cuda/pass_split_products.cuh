@@ -180,7 +180,10 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
     const unsigned char* scratch = p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes;
     const int lane = late(lane_id()), g = lane >> 2;
     const int row = 16 * warp + (lane & 15);
+    const float* rstds = reinterpret_cast<const float*>(scratch + L::kTileImages * L::kImage) + 16 * warp;
+    const float rstd[2] = {rstds[g], rstds[g + 8]};
     float dx_hat[kBlocks][32];
+    int before = 0;  // the stage before, which the products in flight may still read
 #pragma unroll
     for (int k = 0; k < 3 * L::kParts; ++k) {
       const int part = k / 3, matrix = k % 3;
@@ -196,12 +199,17 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
         }
       }
       wgmma_commit();
-      wgmma_wait<0>();
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) wgmma_settle(dx_hat[b]);
-      release(ring.stage);
+      if (k != 0) {
+        wgmma_wait<1>();
+        release(before);
+      }
+      before = ring.stage;
       ring.advance();
     }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) wgmma_settle(dx_hat[b]);
+    release(before);
     // The images of x_hat and then of dy: the next 2 kBlocks stages.
     int stages[2 * kBlocks];
 #pragma unroll
@@ -213,8 +221,6 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
     const auto at = [&](int k, int c) {
       return base + kStages + stages[k] * L::kImage + row * 128 + (((c + (lane >> 4)) ^ (lane & 7)) << 4);
     };
-    const float* rstds = reinterpret_cast<const float*>(scratch + L::kTileImages * L::kImage) + 16 * warp;
-    const float rstd[2] = {rstds[g], rstds[g + 8]};
     float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -259,7 +265,7 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
     for (int i = 0; i < kGroups / 2; ++i) {
       const int chunk = lane + 32 * i, r = chunk / kGroups, c = chunk % kGroups;
       const std::int64_t to = place.offset_of(tile, r, p.dx_strides);
-      if (to < 0) continue;
+      if (to == kNoRow) continue;
       uint4 v = load_shared(base + kStages + stages[0] * L::kImage + (16 * warp + r) * 128 + (((c & 7) ^ (r & 7)) << 4) +
                             (c >> 3) * (stages[kBlocks - 1] - stages[0]) * L::kImage);
       if (p.sample_scale != nullptr) {  // dy itself: in scratch it is scaled

@@ -1,0 +1,250 @@
+#include "tests/kernels/pass_harness.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+namespace axial::kernels::testing {
+namespace {
+
+bool poisoning() {
+  const char* value = std::getenv("AXIAL_TEST_POISON");
+  return value == nullptr || std::strcmp(value, "0") != 0;
+}
+
+template <class T>
+T tokens_of(const PassCase& c, const Operand& operand, DeviceBuffers& device, bool fill) {
+  T tokens;
+  std::copy(operand.strides.outer_stride, operand.strides.outer_stride + kMaxOuter, tokens.outer_stride);
+  tokens.token_stride = operand.strides.token_stride;
+  tokens.data = static_cast<std::uint8_t*>(device.put(operand.buffer, fill)) +
+                operand.offset * static_cast<std::int64_t>(element_size(c.dtype));
+  return tokens;
+}
+
+std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> result(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) result[i] = a[i] - b[i];
+  return result;
+}
+
+// Gradients of the weights are float32 sums over all tokens: less noise than in one dx.
+Tolerance parameter_tolerance(DType dtype) {
+  Tolerance allowed = tolerance(dtype, Math::kStrict, Device::kCuda, Quantity::kGradient);
+  allowed.relative = dtype == DType::kBFloat16 ? 2e-2 : 2.5e-3;
+  return allowed;
+}
+
+}  // namespace
+
+PassRun::PassRun(const PassCase& c, const PassInputs& inputs)
+    : case_(c), inputs_(inputs), y_(make_tokens(c, c.y)), dx_(make_tokens(c, c.dx)) {
+  const auto floats = [&](const std::shared_ptr<Bytes>& array) {
+    return array == nullptr ? nullptr : static_cast<const float*>(device_.put(array)) + c.shift;
+  };
+  problem.lines = c.lines();
+  problem.dim = c.dim;
+  problem.heads = c.heads;
+  problem.dtype = c.dtype;
+  problem.eps = c.eps();
+  problem.causal = c.causal;
+  problem.dropout.p = c.dropout;
+  problem.dropout.rng = c.dropout > 0 ? static_cast<const std::uint64_t*>(device_.put(inputs.rng)) : nullptr;
+  problem.dropout.stream = c.stream;
+  problem.dropout.first_line = c.first_line;
+  for (int i = 0; i < kPassParameterCount; ++i) {
+    problem.weights.*kPassParameters[i].weight = floats(inputs.parameters[i]);
+  }
+  problem.sample_scale = floats(inputs.sample_scale);
+  problem.x = tokens_of<ConstTokens>(c, inputs.x, device_, true);
+  chosen = cuda::choose_pass(problem, &choice);
+  if (!chosen.ok()) return;
+
+  y = tokens_of<Tokens>(c, y_, device_, poisoning());
+  packed_ = std::make_shared<Bytes>(cuda::packed_bytes(problem), kSentinel);
+  packed = device_.put(packed_, poisoning());
+  if (c.dropout > 0) {
+    keep_ = std::make_shared<Bytes>(lines_of(c.tokens()) * c.heads * c.length * c.length, kSentinel);
+    mask_ = static_cast<std::uint8_t*>(device_.put(keep_));
+  }
+  if (!backward_chosen()) return;
+  dy = tokens_of<ConstTokens>(c, inputs.dy, device_, true);
+  dx = tokens_of<Tokens>(c, dx_, device_, poisoning());
+  for (int i = 0; i < kPassParameterCount; ++i) {
+    const std::size_t count = (inputs.reference.weights.*kPassParameters[i].values).size();
+    if (count == 0) continue;
+    gradients_[i] = sentinel_buffer(static_cast<std::int64_t>(count) + 2 * kMargin + c.shift, sizeof(float));
+    gradients.*kPassParameters[i].gradient =
+        static_cast<float*>(device_.put(gradients_[i], poisoning())) + kMargin + c.shift;
+  }
+  workspace_bytes = cuda::pass_backward_workspace(problem);
+  workspace_ = std::make_shared<Bytes>(workspace_bytes, kSentinel);
+  workspace = device_.put(workspace_, poisoning());
+}
+
+Status PassRun::pack(CUstream_st* stream) { return cuda::pack_weights(problem, packed, stream); }
+
+Status PassRun::forward(CUstream_st* stream) { return cuda::pass_forward(problem, packed, y, stream); }
+
+Status PassRun::backward(CUstream_st* stream) {
+  return cuda::pass_backward(problem, packed, dy, dx, gradients, workspace, workspace_bytes, stream);
+}
+
+Status PassRun::draw_mask(CUstream_st* stream) {
+  if (keep_ == nullptr) return {};
+  return cuda::dropout_mask(problem.lines, problem.heads, problem.dropout, mask_, stream);
+}
+
+std::vector<std::shared_ptr<Bytes>> PassRun::outputs() const {
+  std::vector<std::shared_ptr<Bytes>> buffers = {y_.buffer};
+  if (backward_chosen()) buffers.push_back(dx_.buffer);
+  for (const auto& gradient : gradients_) {
+    if (gradient != nullptr) buffers.push_back(gradient);
+  }
+  return buffers;
+}
+
+void PassRun::poison() {
+  std::vector<std::shared_ptr<Bytes>> buffers = outputs();
+  if (keep_ != nullptr) buffers.push_back(keep_);
+  for (const auto& buffer : buffers) {
+    std::fill(buffer->begin(), buffer->end(), kSentinel);
+    device_.refresh(buffer);
+  }
+}
+
+PassOutputs PassRun::fetch() {
+  PassOutputs out;
+  const std::string error = device_.fetch();
+  if (!error.empty()) {
+    out.status = failure(Code::kDevice, "%.200s", error.c_str());
+    return out;
+  }
+  const Case tokens = case_.tokens();
+  out.y = dense(tokens, y_);
+  out.sentinels = check_sentinels(tokens, "y", {&y_}) + check_sentinels(tokens, "x", {&inputs_.x});
+  if (backward_chosen()) {
+    out.dx = dense(tokens, dx_);
+    out.sentinels += check_sentinels(tokens, "dx", {&dx_}) + check_sentinels(tokens, "dy", {&inputs_.dy});
+  }
+  for (int i = 0; i < kPassParameterCount; ++i) {
+    if (gradients_[i] == nullptr) continue;
+    const std::vector<double> values = dense_accumulators(tokens, *gradients_[i]);
+    (out.gradients.*kPassParameters[i].values).assign(values.begin() + case_.shift, values.end());
+    out.sentinels += check_accumulator_sentinels(tokens, kPassParameters[i].name, *gradients_[i]);
+  }
+  if (keep_ != nullptr) out.keep = *keep_;
+  for (const auto& buffer : outputs()) out.bytes.insert(out.bytes.end(), buffer->begin(), buffer->end());
+  if (!poisoning()) out.sentinels.clear();
+  return out;
+}
+
+PassOutputs run_pass(const PassCase& c, const PassInputs& inputs) {
+  PassRun run(c, inputs);
+  Status status = run.chosen;
+  if (status.ok()) status = run.draw_mask();
+  if (status.ok()) status = run.pack();
+  if (status.ok()) status = run.forward();
+  if (status.ok() && run.backward_chosen()) status = run.backward();
+  PassOutputs out;
+  if (run.chosen.ok()) out = run.fetch();
+  out.chosen = run.chosen.ok();
+  if (!status.ok()) out.status = status;
+  return out;
+}
+
+std::string compare_pass(const PassCase& c, const PassOutputs& out, const PassReferenceInput& input,
+                         const PassReferenceOutput& expected, std::int64_t repeats) {
+  // The first occurrence; the others are its copies.
+  const auto first = [&](const std::vector<double>& values, const char* what, std::string& text) {
+    const std::size_t n = values.size() / static_cast<std::size_t>(repeats);
+    for (std::size_t i = n; i < values.size(); ++i) {
+      if (values[i] == values[i - n]) continue;
+      text += std::string(what) + ": line " + std::to_string(i / static_cast<std::size_t>(c.length * c.dim)) +
+              " differs from the same line before; ";
+      break;
+    }
+    return std::vector<double>(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(n));
+  };
+  // The bias check is for errors that know nothing of each other. All channels of a token share a rounded
+  // probability: it takes many of these, which are not alike (as those of one key are: 1 / (1 - p) as the type holds
+  // it), and gradients that are not all the same.
+  const bool many = input.lines.count() * c.heads * c.length * c.length >= 16384 && c.dy != TokenLayout::kExpanded &&
+                    !(c.causal && c.dropout > 0);
+  const auto with_bias = [&](Tolerance allowed) {
+    if (!many) allowed.bias = std::numeric_limits<double>::infinity();
+    return allowed;
+  };
+  std::string text;
+  const std::vector<double> y = first(out.y, "y", text);
+  text += compare("y - x", difference(y, input.x), difference(expected.y, input.x),
+                  with_bias(tolerance(c.dtype, Math::kStrict, Device::kCuda, Quantity::kOutput)));
+  if (out.dx.empty()) return text;
+  const std::vector<double> dx = first(out.dx, "dx", text);
+  text += compare("dx - dy", difference(dx, input.dy), difference(expected.dx, input.dy),
+                  with_bias(tolerance(c.dtype, Math::kStrict, Device::kCuda, Quantity::kGradient)));
+  for (const PassParameter& p : kPassParameters) {
+    std::vector<double> gradient = expected.gradients.*p.values;
+    for (double& value : gradient) value *= static_cast<double>(repeats);
+    text += compare(p.name, out.gradients.*p.values, gradient, with_bias(parameter_tolerance(c.dtype)));
+    if (p.values != &PassParameters::qkv_weight || c.length == 1) continue;
+    // Q's and K's rows are small beside V's, and cancel more. (With one key they are zero but for what V's leave.)
+    Tolerance allowed = parameter_tolerance(c.dtype);
+    allowed.relative *= 1.5;
+    allowed.bias = std::numeric_limits<double>::infinity();
+    const char* const parts[] = {"qkv_weight, q", "qkv_weight, k", "qkv_weight, v"};
+    for (int part = 0; part < 3; ++part) {
+      const std::ptrdiff_t n = c.dim * c.dim, begin = part * n;
+      const auto rows = [&](const std::vector<double>& all) {
+        return std::vector<double>(all.begin() + begin, all.begin() + begin + n);
+      };
+      text += compare(parts[part], rows(out.gradients.qkv_weight), rows(gradient), allowed);
+    }
+  }
+  return text;
+}
+
+namespace {
+
+std::string report(const PassCase& c, const PassOutputs& out, PassReferenceInput& input, std::int64_t repeats) {
+  std::string problems = out.status.ok() ? "" : std::string("status: ") + out.status.message;
+  if (out.status.ok()) {
+    input.keep = out.keep;
+    if (out.dx.empty()) input.dy.clear();
+    problems = out.sentinels + compare_pass(c, out, input, pass_reference(input), repeats);
+  }
+  return problems.empty() ? "" : problems + "[" + c.describe() + "]";
+}
+
+}  // namespace
+
+std::string check_pass(const PassCase& c, std::string* unsupported) {
+  PassInputs in = make_pass_inputs(c);
+  const PassOutputs out = run_pass(c, in);
+  if (unsupported != nullptr && !out.chosen && out.status.code == Code::kUnsupported) {
+    *unsupported = out.status.message;
+    return "";
+  }
+  return report(c, out, in.reference, 1);
+}
+
+std::string check_repeated_pass(const PassCase& c, const PassCase& base) {
+  PassInputs in = repeated_inputs(c, base);
+  const PassOutputs out = run_pass(c, in);
+  return report(c, out, in.reference, lines_of(c.tokens()) / lines_of(base.tokens()));
+}
+
+void PassTest::SetUp() {
+  if (const char* reason = unavailable({Device::kCuda, 1})) GTEST_SKIP() << reason;
+  PassProblem problem;
+  problem.lines.length = 16;
+  problem.dim = 64;
+  problem.heads = 4;
+  KernelChoice choice;
+  if (const Status status = cuda::choose_pass(problem, &choice); status.code == Code::kUnsupported) {
+    GTEST_SKIP() << status.message;
+  }
+}
+
+}  // namespace axial::kernels::testing
