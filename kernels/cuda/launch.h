@@ -34,6 +34,31 @@ Status launch(void (*kernel)(Parameters), const Parameters& parameters, std::int
                what);
 }
 
+// As launch, but the kernel may start while the one before it in the stream ends (programmatic dependent launch, from
+// compute capability 9.0 on): it must call await_previous() before it touches memory that others write or read.
+template <class Parameters>
+Status launch_early(void (*kernel)(Parameters), const Parameters& parameters, std::int64_t blocks, int threads,
+                    std::size_t shared, cudaStream_t stream, const char* what) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  if (shared > (48 << 10)) {
+    const Status status = check(
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what);
+    if (!status.ok()) return status;
+  }
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  void* arguments[] = {const_cast<Parameters*>(&parameters)};
+  return check(cudaLaunchKernelExC(&config, function, arguments), what);
+}
+
 // How a backward is spread over blocks. It depends on the problem alone, never on the device, so that sums
 // over lines (d_bias) have one order.
 struct BackwardPlan {

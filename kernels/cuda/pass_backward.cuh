@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
   const LineGeometry& geometry = p.geometry;
   const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
 
+  await_previous();
+  release_next();
   for (int i = static_cast<int>(threadIdx.x); i < S::kQkvBytes / 16; i += L::kThreads) {
     copy_async(base + L::kQkv + 16 * i, p.packed + 16 * i, true);
   }

@@ -7,6 +7,7 @@
 
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/pass_launch.h"
 
 namespace axial::kernels::cuda {
@@ -32,6 +33,8 @@ struct SumArguments {
 // totals[part][i] = sum over the part's blocks: kParts threads add every kParts-th of them, then their sums in order.
 __global__ void __launch_bounds__(kParts * kColumns) sum_slabs_kernel(SumArguments p) {
   __shared__ float parts[kParts][kColumns];
+  await_previous();
+  release_next();
   const int column = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns;
   const int at = static_cast<int>(blockIdx.x) * kColumns + column, part = at / p.values, i = at % p.values;
   float sum = 0;
@@ -59,6 +62,8 @@ struct FinishArguments {
 template <int kDim>
 __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   using L = Slab<kDim>;
+  await_previous();
+  release_next();
   const int c = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x), matrix = i / kDim, channel = i % kDim;
   const PassWeights& w = p.weights;
   // Sum of d(matrix)[channel] x_hat[column] (matrix 3: O[channel] dy[column]); sum of dQ (0), dV (1), dy (2).
@@ -114,9 +119,9 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
 template <int kDim>
 Status finish(const FinishArguments& arguments, SumArguments sums, cudaStream_t stream) {
   sums.values = Slab<kDim>::kValues;
-  const Status status = launch(sum_slabs_kernel, sums, sums.parts * sums.values / kColumns, kParts * kColumns, 0, stream,
+  const Status status = launch_early(sum_slabs_kernel, sums, sums.parts * sums.values / kColumns, kParts * kColumns, 0, stream,
                                "fused pass gradients");
-  return status.ok() ? launch(finish_kernel<kDim>, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients") : status;
+  return status.ok() ? launch_early(finish_kernel<kDim>, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients") : status;
 }
 
 }  // namespace

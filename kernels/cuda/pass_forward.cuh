@@ -339,6 +339,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1) pa
   const float* out_bias = reinterpret_cast<const float*>(shared + S::kOutBias);
   const LineGeometry& geometry = p.geometry;
 
+  await_previous();
+  release_next();
   for (int i = static_cast<int>(threadIdx.x); i < S::kForwardBytes / 16; i += static_cast<int>(blockDim.x)) {
     copy_async(base + 16 * i, p.packed + 16 * i, true);
   }
@@ -421,12 +423,12 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1) pa
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kDimSteps; ++i) load_tiles(from + L::x_offset(lane & 15, 2 * i + (lane >> 4)), x_hat[i]);
-    float sums[4] = {0, 0, 0, 0};  // of rows g (0) and g + 8 (2), by a column of ones
+    float sums[2][4] = {};  // of rows g (0) and g + 8 (2), by a column of ones; in two chains, which is quicker
 #pragma unroll
-    for (int i = 0; i < kDimSteps; ++i) F::mma(sums, x_hat[i], F::kOnes, F::kOnes);
+    for (int i = 0; i < kDimSteps; ++i) F::mma(sums[i & 1], x_hat[i], F::kOnes, F::kOnes);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float mean = sums[2 * r] * (1.f / S::kDim);
+      const float mean = (sums[0][2 * r] + sums[1][2 * r]) * (1.f / S::kDim);
       float a = 0, b = 0;
 #pragma unroll
       for (int i = 0; i < 2 * kDimSteps; ++i) {

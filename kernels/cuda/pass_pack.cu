@@ -37,6 +37,8 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(PackArguments p) {
   constexpr int kTrue = S::kDim / S::kHeads;  // channels of a head without its padding
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) >> 5;
   const PassWeights& w = p.weights;
+  await_previous();
+  release_next();
   constexpr int kOutBlocks = S::kDim / kWarps;
   if (blockIdx.x < kOutBlocks) {
     __shared__ float value_bias[S::kDim];
@@ -90,7 +92,7 @@ Status pack(const PassProblem& problem, const PackArguments& arguments, cudaStre
   for_pass_shape<V>(problem.dim, problem.heads, [&](auto shape) {
     using S = decltype(shape);
     static_assert(S::kDim % kWarps == 0 && S::kQkvRows % kWarps == 0);
-    status = launch(pack_kernel<S>, arguments, S::kDim / kWarps + S::kQkvRows / kWarps, kThreads, 0, stream,
+    status = launch_early(pack_kernel<S>, arguments, S::kDim / kWarps + S::kQkvRows / kWarps, kThreads, 0, stream,
                     "fused pass weights");
   });
   return status;

@@ -31,6 +31,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   const LineGeometry& geometry = p.geometry;
   const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
 
+  await_previous();
+  release_next();
   for (int i = static_cast<int>(threadIdx.x); i < kBlocks * L::kWeightBlock / 16; i += L::kThreads) {
     constexpr int kBlock = L::kWeightBlock / 16;
     copy_async(base + L::kQkv + 16 * i,

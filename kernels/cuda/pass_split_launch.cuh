@@ -11,7 +11,7 @@ template <class S, int kStrips, bool kGeneral>
 bool launch_split_attention(const PassSplitArguments& arguments, std::int64_t blocks, cudaStream_t stream, Status* status) {
   using L = PassSplitShape<S>;
   if constexpr (split_serves<S>(kStrips, kGeneral)) {
-    *status = launch(pass_split_attention_kernel<S, kStrips, kGeneral>, arguments, blocks, L::kThreads, L::kBytes, stream,
+    *status = launch_early(pass_split_attention_kernel<S, kStrips, kGeneral>, arguments, blocks, L::kThreads, L::kBytes, stream,
                      "fused pass backward");
     return true;
   }
@@ -61,11 +61,11 @@ Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& p
       });
       if (!launched || !status.ok()) return;
       if (arguments.slabs != nullptr) {
-        status = launch(pass_split_gradients_kernel<S>, arguments, plan.blocks, kProductThreads, L::kWeightBytes, stream,
+        status = launch_early(pass_split_gradients_kernel<S>, arguments, plan.blocks, kProductThreads, L::kWeightBytes, stream,
                         "fused pass backward");
         if (!status.ok()) return;
       }
-      status = launch(pass_split_inputs_kernel<S>, arguments,
+      status = launch_early(pass_split_inputs_kernel<S>, arguments,
                       std::min<std::int64_t>(plan.blocks, arguments.last_tile - arguments.first_tile), kProductThreads,
                       L::kInputBytes, stream, "fused pass backward");
       if (!status.ok()) return;

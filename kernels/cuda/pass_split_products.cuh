@@ -26,6 +26,8 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kerne
   constexpr int kOnes = L::kWeightStages * L::kWeightStage, kBarriers = kOnes + 1024;
   Ring<L::kWeightStages, 2> ring{base + kBarriers};
   if (threadIdx.x == 0) ring.init();
+  await_previous();
+  release_next();
   for (int i = static_cast<int>(threadIdx.x); i < 64; i += kProductThreads) {
     constexpr std::uint32_t k = Fragment<V>::kOnes;
     store_shared(base + kOnes + 16 * i, make_uint4(k, k, k, k));
@@ -145,6 +147,8 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
   static_assert(kStages % 1024 == 0);
   Ring<L::kInputStages, 2> ring{base + kBarriers};
   if (threadIdx.x == 0) ring.init();
+  await_previous();
+  release_next();
   for (int i = static_cast<int>(threadIdx.x); i < S::kQkvBytes / 16; i += kProductThreads) {
     copy_async(base + 16 * i, p.packed + 16 * i, true);
   }
