@@ -39,8 +39,8 @@ struct PassWeights {
 
 struct PassProblem {
   Lines lines;
-  std::int64_t dim = 0;    // D
-  std::int64_t heads = 0;  // divides D
+  std::int64_t dim = 0;            // D
+  std::int64_t heads = 0;          // divides D
   DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
   Math math = Math::kStrict;
   double eps = 1e-5;

@@ -96,7 +96,8 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
                             const PassOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
-    const variable_list parameters{norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias.value_or(at::Tensor())};
+    const variable_list parameters{norm_weight, norm_bias, qkv_weight,
+                                   out_weight,  out_bias,  bias.value_or(at::Tensor())};
     const Weights weights(parameters);
     at::Tensor sample_scale;  // [B]
     if (options.sample_scale.defined()) sample_scale = options.sample_scale.to(at::kFloat).contiguous();
@@ -105,13 +106,13 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     CUstream_st* stream = current_stream(x.device());
     check_status(kernels::cuda::pack_weights(problem, packed.mutable_data_ptr(), stream), "axial_pass");
     const at::Tensor y = at::empty_like(x);
-    check_status(kernels::cuda::pass_forward(problem, packed.const_data_ptr(),
-                                             tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), options.axis),
-                                             stream),
+    check_status(kernels::cuda::pass_forward(
+                     problem, packed.const_data_ptr(),
+                     tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), options.axis), stream),
                  "axial_pass");
     if (save) {
-      ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng,
-                              sample_scale});
+      ctx->save_for_backward(
+          {x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng, sample_scale});
       ctx->saved_data["column"] = options.axis == Axis::kColumn;
       ctx->saved_data["heads"] = options.heads;
       ctx->saved_data["eps"] = options.eps;
@@ -157,12 +158,12 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     }
     const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
     const at::Tensor workspace = bytes_on(x, bytes);
-    check_status(kernels::cuda::pass_backward(
-                     problem, packed.const_data_ptr(),
-                     tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), options.axis),
-                     tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), options.axis), gradients,
-                     workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
-                 "axial_pass backward");
+    check_status(
+        kernels::cuda::pass_backward(problem, packed.const_data_ptr(),
+                                     tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), options.axis),
+                                     tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), options.axis),
+                                     gradients, workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
+        "axial_pass backward");
     g[kX] = dx;
     for (int input = kX; input <= kOutBias; ++input) {
       if (!ctx->needs_input_grad(input)) {
@@ -178,7 +179,8 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
 }  // namespace
 
 kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis,
-                                        std::int64_t dim, std::int64_t heads, at::ScalarType type, at::Device device) {
+                                        std::int64_t dim, std::int64_t heads, at::ScalarType type,
+                                        at::Device device) {
   if (!device.is_cuda()) return {};
   const c10::OptionalDeviceGuard guard(device);
   return choice_of(problem_of({batch, height, width, dim}, type, axis, heads));
@@ -200,8 +202,8 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
 
 at::Tensor fused_pass(const at::Tensor& x, const PassParameters& p, const PassOptions& options, bool gradients) {
   const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
-  return FusedPassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,
-                                  gradients);
+  return FusedPassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias,
+                                  options, gradients);
 }
 
 }  // namespace axial

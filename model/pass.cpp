@@ -39,18 +39,18 @@ Normalised normalise(const at::Tensor& x, double eps) {  // x [T, D]
                  "axial_pass");
     return {x_hat, {}, {}};
   }
-  auto [x_hat, mean, rstd] =
-      at::native_layer_norm(x.to(accumulate_type(x.scalar_type())), {x.size(1)}, {}, {}, eps);
+  auto [x_hat, mean, rstd] = at::native_layer_norm(x.to(accumulate_type(x.scalar_type())), {x.size(1)}, {}, {}, eps);
   return {x_hat.to(x.scalar_type()), mean, rstd};
 }
 
 // d x_hat [T, D] -> dx [T, D]: dy + rstd (g - mean(g) - x_hat mean(g x_hat)). d_x_hat is used up.
-at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n, const at::Tensor& dy,
-                              double eps) {
+at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n,
+                              const at::Tensor& dy, double eps) {
   if (x.is_cuda()) {
-    check_status(kernels::cuda::normalise_backward(norm_problem(x, eps), d_x_hat.const_data_ptr(), dy.const_data_ptr(),
-                                                   d_x_hat.mutable_data_ptr(), current_stream(x.device())),
-                 "axial_pass backward");
+    check_status(
+        kernels::cuda::normalise_backward(norm_problem(x, eps), d_x_hat.const_data_ptr(), dy.const_data_ptr(),
+                                          d_x_hat.mutable_data_ptr(), current_stream(x.device())),
+        "axial_pass backward");
     return d_x_hat;
   }
   const auto sums = accumulate_type(x.scalar_type());
@@ -115,8 +115,8 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const auto type = x_any.scalar_type();
     const std::int64_t dim = x_any.size(3), heads = options.heads;
-    const at::Tensor x = aligned_contiguous(x_any);           // [B, H, W, D]
-    const at::Tensor tokens = x.view({-1, dim});  // [T, D]
+    const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
+    const at::Tensor tokens = x.view({-1, dim});     // [T, D]
 
     const at::Tensor qkv = at::addmm(fold_bias(qkv_weight, norm_bias, type), normalise(tokens, options.eps).x_hat,
                                      fold_weight(qkv_weight, norm_weight, type).t());  // [T, 3D]
@@ -160,9 +160,9 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const auto sums = accumulate_type(type);
     const std::int64_t dim = x.size(3), heads = ctx->saved_data["heads"].toInt();
     const auto wanted = [&](Input input) { return ctx->needs_input_grad(input); };
-    const at::Tensor tokens = x.view({-1, dim});                     // [T, D]
+    const at::Tensor tokens = x.view({-1, dim});                            // [T, D]
     const at::Tensor dy = aligned_contiguous(incoming[0]).view({-1, dim});  // [T, D]
-    const at::Tensor du = scale_samples(dy, sample_scale);           // [T, D]
+    const at::Tensor du = scale_samples(dy, sample_scale);                  // [T, D]
 
     variable_list g(9);  // one for each argument of forward
     if (wanted(kOutBias)) g[kOutBias] = token_sum(du).to(ctx->saved_data["out_bias_type"].toScalarType());
@@ -272,7 +272,8 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
   save = save && at::GradMode::is_enabled();
   if (fused_pass_serves(x, p, options, save)) return fused_pass(x, p, options, save);
   const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
-  return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options, save);
+  return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,
+                             save);
 }
 
 namespace {

@@ -29,16 +29,18 @@ __device__ __forceinline__ void barrier_expect(std::uint32_t address, int bytes)
 // Waits until the phase of that parity is complete.
 __device__ __forceinline__ void barrier_wait(std::uint32_t address, std::uint32_t parity) {
   asm volatile(
-      "{ .reg .pred done; waiting: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra waiting; }" ::"r"(
-          address),
+      "{ .reg .pred done; waiting: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra waiting; }" ::
+          "r"(address),
       "r"(parity)
       : "memory");
 }
 // global -> shared; arrives at the barrier with its bytes.
-__device__ __forceinline__ void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
+__device__ __forceinline__ void bulk_load(std::uint32_t shared, const void* global, int bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 
 // A ring of stages between one loading thread and kConsumers warpgroups, one thread of each of which releases.

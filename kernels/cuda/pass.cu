@@ -21,7 +21,8 @@ constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles pa
 bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }
 
 bool general(const PassProblem& problem) {
-  return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr || problem.sample_scale != nullptr;
+  return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr ||
+         problem.sample_scale != nullptr;
 }
 
 bool empty(const PassProblem& problem) { return problem.lines.count() == 0 || problem.lines.length == 0; }
@@ -37,7 +38,8 @@ Status check_kernel(const PassProblem& problem, const CardLimits& card) {
   if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
     return unsupported(problem, "there are kernels for bfloat16 and float16");
   }
-  if (!AXIAL_PASS_SM90) return unsupported(problem, "the kernels need an sm_90a build (AXIAL_CUDA_ARCHITECTURES has no 90)");
+  if (!AXIAL_PASS_SM90)
+    return unsupported(problem, "the kernels need an sm_90a build (AXIAL_CUDA_ARCHITECTURES has no 90)");
   if (card.capability != 90) return unsupported(problem, "the kernels need a card of compute capability 9.0");
   bool found = false;
   for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto) { found = true; });
@@ -58,13 +60,15 @@ Status check_tokens(const Lines& lines, const void* data, const std::int64_t (&o
 
 Status check_problem(const PassProblem& problem, const void* packed, CardLimits* card) {
   for (const std::int64_t extent : problem.lines.outer) {
-    if (extent < 0) return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
+    if (extent < 0)
+      return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
   }
   if (problem.lines.length < 0 || !(problem.eps >= 0)) {
     return failure(Code::kInvalid, "fused pass: length %lld, eps %g; both are 0 or more",
                    static_cast<long long>(problem.lines.length), problem.eps);
   }
-  if (!(problem.dropout.p >= 0 && problem.dropout.p < 1) || (problem.dropout.p > 0 && problem.dropout.rng == nullptr)) {
+  if (!(problem.dropout.p >= 0 && problem.dropout.p < 1) ||
+      (problem.dropout.p > 0 && problem.dropout.rng == nullptr)) {
     return failure(Code::kInvalid, "fused pass: dropout p is %g with%s rng; p lies in [0, 1) and needs one",
                    problem.dropout.p, problem.dropout.rng == nullptr ? "out" : "");
   }
@@ -96,17 +100,17 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   a.sample_scale = problem.sample_scale;
   a.bias = problem.weights.bias;
   const DropoutRate rate = dropout_rate(problem.dropout.p);
-  a.dropout = {problem.dropout.p > 0 ? problem.dropout.rng : nullptr, problem.dropout.stream, problem.dropout.first_line,
-               rate.threshold, static_cast<float>(rate.scale)};
+  a.dropout = {problem.dropout.p > 0 ? problem.dropout.rng : nullptr, problem.dropout.stream,
+               problem.dropout.first_line, rate.threshold, static_cast<float>(rate.scale)};
   a.eps = static_cast<float>(problem.eps);
   a.causal = problem.causal;
   return a;
 }
 
 Status check_weights(const PassWeights& w) {
-  for (const auto& [name, pointer] :
-       {std::pair("norm_weight", w.norm_weight), std::pair("norm_bias", w.norm_bias), std::pair("qkv_weight", w.qkv_weight),
-        std::pair("out_weight", w.out_weight), std::pair("out_bias", w.out_bias)}) {
+  for (const auto& [name, pointer] : {std::pair("norm_weight", w.norm_weight), std::pair("norm_bias", w.norm_bias),
+                                      std::pair("qkv_weight", w.qkv_weight), std::pair("out_weight", w.out_weight),
+                                      std::pair("out_bias", w.out_bias)}) {
     if (pointer == nullptr) return failure(Code::kInvalid, "fused pass: the weight %s is null", name);
   }
   return {};
@@ -122,7 +126,8 @@ Status check_gradients(const PassProblem& problem, const PassGradients& g, bool*
   if (!*wanted) return {};
   for (std::size_t i = 0; i < count; ++i) {
     if (all[i].second == nullptr) {
-      return failure(Code::kInvalid, "fused pass backward: the gradient of %s is null, but others are wanted", all[i].first);
+      return failure(Code::kInvalid, "fused pass backward: the gradient of %s is null, but others are wanted",
+                     all[i].first);
     }
   }
   return check_weights(problem.weights);
@@ -151,8 +156,10 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
     plan.general = general(problem) || !same_layout;
     plan.split = !backward_serves<S>(geometry.strips, plan.general);
     if (plan.split && split_serves<S>(geometry.strips, general(problem))) plan.general = general(problem);
-    const int rows = plan.split ? Split::kRows : 256, half = 128;  // a warpgroup's lines do not cross into the other's
-    geometry.lines_per_tile = geometry.pitch < 16 ? rows / geometry.pitch : rows / half * (half / 16 / geometry.strips);
+    const int rows = plan.split ? Split::kRows : 256,
+              half = 128;  // a warpgroup's lines do not cross into the other's
+    geometry.lines_per_tile =
+        geometry.pitch < 16 ? rows / geometry.pitch : rows / half * (half / 16 / geometry.strips);
     geometry.tiles = empty(problem) ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
     plan.parts = plan.split ? Split::kParts : 1;
     plan.slab_bytes = sizeof(float) * Split::kSlab;
@@ -210,7 +217,8 @@ Status choose_pass(const PassProblem& problem, KernelChoice* choice) {
 
 std::size_t packed_bytes(const PassProblem& problem) {
   std::size_t bytes = 0;
-  for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) { bytes = decltype(shape)::kPackedBytes; });
+  for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads,
+                                [&](auto shape) { bytes = decltype(shape)::kPackedBytes; });
   return bytes;
 }
 
@@ -238,7 +246,8 @@ Status pass_forward(const PassProblem& problem, const void* packed, const Tokens
   arguments.y_strides = strides(y.outer_stride, y.token_stride);
 #if AXIAL_PASS_SM90
   return problem.dtype == DType::kBFloat16
-             ? launch_pass_forward<__nv_bfloat16>(arguments, problem.dim, problem.heads, general(problem), card, stream)
+             ? launch_pass_forward<__nv_bfloat16>(arguments, problem.dim, problem.heads, general(problem), card,
+                                                  stream)
              : launch_pass_forward<__half>(arguments, problem.dim, problem.heads, general(problem), card, stream);
 #else
   static_cast<void>(stream);
@@ -258,7 +267,8 @@ std::size_t pass_backward_workspace(const PassProblem& problem) {
 }
 
 Status pass_backward(const PassProblem& problem, const void* packed, const ConstTokens& dy, const Tokens& dx,
-                     const PassGradients& gradients, void* workspace, std::size_t workspace_bytes, CUstream_st* stream) {
+                     const PassGradients& gradients, void* workspace, std::size_t workspace_bytes,
+                     CUstream_st* stream) {
   CardLimits card;
   Status status = check_problem(problem, packed, &card);
   if (status.ok()) status = check_backward(problem);
@@ -302,13 +312,16 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       fill(arguments);
       arguments.same_layout = same;
       if (!wants_gradients) arguments.slabs = nullptr;
-      arguments.scratch = reinterpret_cast<unsigned char*>(slabs) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes;
-      status = bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
-                    : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
+      arguments.scratch =
+          reinterpret_cast<unsigned char*>(slabs) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes;
+      status =
+          bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
+               : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
     } else {
       PassBackwardArguments arguments = {};
       fill(arguments);
-      status = bf16 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
+      status = bf16 ? launch_pass_backward<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general,
+                                                          stream)
                     : launch_pass_backward<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
     }
 #endif

@@ -7,9 +7,9 @@
 
 namespace axial::kernels::cuda {
 
-// Attention of one line and head in the tiles: dQ over Q, dK over K, dV over V, O over dO. One warp does it (kSplit 1),
-// or two that share the queries and add their sums for the keys at the end (kSplit 2). L says where the tiles lie in
-// shared memory: L::kQ, kK, kV, kO, rows of 128 bytes; and L::kKey, the key of the dropout mask.
+// Attention of one line and head in the tiles: dQ over Q, dK over K, dV over V, O over dO. One warp does it (kSplit
+// 1), or two that share the queries and add their sums for the keys at the end (kSplit 2). L says where the tiles lie
+// in shared memory: L::kQ, kK, kV, kO, rows of 128 bytes; and L::kKey, the key of the dropout mask.
 template <class S, class L, int kStrips, int kSplit, bool kGeneral>
 struct AttendBackward {
   using F = Fragment<typename S::Value>;
@@ -78,7 +78,8 @@ struct AttendBackward {
         for (int i = 0; i < 8; ++i) {
           bool left_out = false;
           if (j == kStrips - 1) {
-            left_out = kStrips == 1 ? (context.masked >> i & 1) != 0 : 16 * j + 8 * (i >> 2) + 2 * t + (i & 1) >= context.length;
+            left_out = kStrips == 1 ? (context.masked >> i & 1) != 0
+                                    : 16 * j + 8 * (i >> 2) + 2 * t + (i & 1) >= context.length;
           }
           if constexpr (kGeneral) {
             const int key = 16 * j + 8 * (i >> 2) + 2 * t + (i & 1), query = 16 * m + g + 8 * (i >> 1 & 1);
@@ -103,7 +104,8 @@ struct AttendBackward {
       for (int r = 0; r < 2; ++r) {
         float top = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 2 * kStrips; ++j) top = fmaxf(top, fmaxf(s[j >> 1][j & 1][2 * r], s[j >> 1][j & 1][2 * r + 1]));
+        for (int j = 0; j < 2 * kStrips; ++j)
+          top = fmaxf(top, fmaxf(s[j >> 1][j & 1][2 * r], s[j >> 1][j & 1][2 * r + 1]));
         max[r] = quad_max(top);
         float sum = 0;
 #pragma unroll
@@ -115,8 +117,8 @@ struct AttendBackward {
         }
         inverse[r] = reciprocal(quad_sum(sum));
       }
-      // p: the probabilities, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). They are kept rounded, as they
-      // meet V; float32 would take twice the registers. kept: one bit for each that dropout keeps.
+      // p: the probabilities, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). They are kept rounded, as
+      // they meet V; float32 would take twice the registers. kept: one bit for each that dropout keeps.
       std::uint32_t p[kStrips][4];
       [[maybe_unused]] std::uint32_t kept[kStrips];
 #pragma unroll
@@ -205,7 +207,8 @@ struct AttendBackward {
         Keys k_now;
         if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
         const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
-        const std::uint32_t turned[4] = {transpose(p[j][0]), transpose(p[j][2]), transpose(p[j][1]), transpose(p[j][3])};
+        const std::uint32_t turned[4] = {transpose(p[j][0]), transpose(p[j][2]), transpose(p[j][1]),
+                                         transpose(p[j][3])};
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           F::mma(dq[2 * i], p[j], k.columns[i][0], k.columns[i][1]);
@@ -222,13 +225,15 @@ struct AttendBackward {
     }
     if constexpr (kGeneral) {
 #pragma unroll
-      for (int n = 0; n < 4 * kStrips * kTiles; ++n) dv[n / (4 * kTiles)][n / 4 % kTiles][n & 3] *= context.keep_scale;
+      for (int n = 0; n < 4 * kStrips * kTiles; ++n)
+        dv[n / (4 * kTiles)][n / 4 % kTiles][n & 3] *= context.keep_scale;
     }
     // Which strips of keys this warp ends with.
     const auto mine = [share](int j) { return kSplit == 1 || (j < kFirst) == (share == 0); };
     if constexpr (kSplit == 2) {
-      const std::uint32_t give = exchange + share * kExchangeBytes + lane * 16, take = exchange + (share ^ 1) * kExchangeBytes + lane * 16;
-      const auto bits = [](const float (&v)[4]) {
+      const std::uint32_t give = exchange + share * kExchangeBytes + lane * 16,
+                          take = exchange + (share ^ 1) * kExchangeBytes + lane * 16;
+      const auto bits = [](const float(&v)[4]) {
         return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
       };
       const auto slot = [](int j, int n) { return ((j < kFirst ? j : j - kFirst) * kTiles + n) * 1024; };
@@ -261,16 +266,19 @@ struct AttendBackward {
       if (!mine(j)) continue;
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        store_tiles(at(L::kK, j, i), F::pair(dk[j][2 * i][0], dk[j][2 * i][1]), F::pair(dk[j][2 * i][2], dk[j][2 * i][3]),
-                    F::pair(dk[j][2 * i + 1][0], dk[j][2 * i + 1][1]), F::pair(dk[j][2 * i + 1][2], dk[j][2 * i + 1][3]));
-        store_tiles(at(L::kV, j, i), F::pair(dv[j][2 * i][0], dv[j][2 * i][1]), F::pair(dv[j][2 * i][2], dv[j][2 * i][3]),
-                    F::pair(dv[j][2 * i + 1][0], dv[j][2 * i + 1][1]), F::pair(dv[j][2 * i + 1][2], dv[j][2 * i + 1][3]));
+        store_tiles(at(L::kK, j, i), F::pair(dk[j][2 * i][0], dk[j][2 * i][1]),
+                    F::pair(dk[j][2 * i][2], dk[j][2 * i][3]), F::pair(dk[j][2 * i + 1][0], dk[j][2 * i + 1][1]),
+                    F::pair(dk[j][2 * i + 1][2], dk[j][2 * i + 1][3]));
+        store_tiles(at(L::kV, j, i), F::pair(dv[j][2 * i][0], dv[j][2 * i][1]),
+                    F::pair(dv[j][2 * i][2], dv[j][2 * i][3]), F::pair(dv[j][2 * i + 1][0], dv[j][2 * i + 1][1]),
+                    F::pair(dv[j][2 * i + 1][2], dv[j][2 * i + 1][3]));
       }
     }
   }
 
   // Bits 2 i, 2 i + 1 for the pair that p[i] holds: 1 where dropout keeps the probability.
-  static __device__ __forceinline__ std::uint32_t draw(std::uint32_t base, int head, int m, int j, const Context& context) {
+  static __device__ __forceinline__ std::uint32_t draw(std::uint32_t base, int head, int m, int j,
+                                                       const Context& context) {
     std::uint64_t mask_key;
     asm volatile("ld.shared.b64 %0, [%1];" : "=l"(mask_key) : "r"(base + L::kKey));
     const int g = lane_id() >> 2, t = lane_id() & 3;

@@ -52,14 +52,15 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     copy_async(base + L::kBias + 16 * i, p.packed + S::kQkvBias + 16 * i, true);
   }
   copy_commit();
-  if (threadIdx.x < 64) store_shared(base + L::kOnes + 16 * threadIdx.x, make_uint4(F::kOnes, F::kOnes, F::kOnes, F::kOnes));
+  if (threadIdx.x < 64)
+    store_shared(base + L::kOnes + 16 * threadIdx.x, make_uint4(F::kOnes, F::kOnes, F::kOnes, F::kOnes));
 
   const bool shared_strip = geometry.pitch < 16;
   const int half_lines = geometry.lines_per_tile / 2;
   const int pitch_shift = __ffs(geometry.pitch) - 1;  // of a shared strip, where the pitch is a power of two
   const int tiles = static_cast<int>(geometry.tiles), lines = static_cast<int>(geometry.lines);
-  // Row i (0 .. 3) of a thread is row g + 8 (i & 1) of strip (warp & 3) + 4 (i >> 1) of its half. Its line, or -1, and
-  // its position in the line.
+  // Row i (0 .. 3) of a thread is row g + 8 (i & 1) of strip (warp & 3) + 4 (i >> 1) of its half. Its line, or -1,
+  // and its position in the line.
   const auto line_of = [&](const Seat& seat, int tile, int i) {
     const int strip = (seat.warp & 3) + 4 * (i >> 1), row = seat.g + 8 * (i & 1);
     const int slot = shared_strip ? (strip << (4 - pitch_shift)) + (row >> pitch_shift) : strip / kStrips;
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     return shared_strip ? row & (geometry.pitch - 1) : strip % kStrips * 16 + row;
   };
   // The offsets of this thread's rows, or kNoRow.
-  const auto locate = [&](const Seat& seat, int tile, const TokenStrides& strides, std::int64_t (&rows)[4]) {
+  const auto locate = [&](const Seat& seat, int tile, const TokenStrides& strides, std::int64_t(&rows)[4]) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const int line = line_of(seat, tile, 2 * m), position = position_of(seat, 2 * m);
@@ -80,9 +81,10 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       rows[2 * m] = line < 0 || position >= geometry.length ? kNoRow : first;
       if (shared_strip) {
         const int other = line_of(seat, tile, 2 * m + 1), place = position_of(seat, 2 * m + 1);
-        rows[2 * m + 1] = other < 0 || place >= geometry.length
-                              ? kNoRow
-                              : line_offset(geometry, static_cast<std::uint32_t>(other), strides) + place * strides.token;
+        rows[2 * m + 1] =
+            other < 0 || place >= geometry.length
+                ? kNoRow
+                : line_offset(geometry, static_cast<std::uint32_t>(other), strides) + place * strides.token;
       } else {  // a strip's rows are one line's
         rows[2 * m + 1] = line < 0 || position + 8 >= geometry.length ? kNoRow : first + 8 * strides.token;
       }
@@ -95,11 +97,13 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
   const auto load = [&](int tile) {
     const Seat seat = seat_now();
     std::int64_t rows[4] = {kNoRow, kNoRow, kNoRow, kNoRow};
-    const auto gather = [&](const void* tensor, uint4 (&v)[8]) {
+    const auto gather = [&](const void* tensor, uint4(&v)[8]) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         v[i] = make_uint4(0, 0, 0, 0);
-        if (rows[i >> 1] != kNoRow) v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] + 8 * group_of(seat, i & 1));
+        if (rows[i >> 1] != kNoRow)
+          v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] +
+                                                 8 * group_of(seat, i & 1));
       }
     };
     if (tile < tiles) locate(seat, tile, p.x_strides, rows);
@@ -114,8 +118,9 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
-    const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
-                                    : 16 * (kStrips - 1) + key < geometry.length;
+    const bool valid = shared_strip
+                           ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
+                           : 16 * (kStrips - 1) + key < geometry.length;
     context.masked |= (valid ? 0u : 1u) << i;
   }
   if constexpr (kGeneral) {
@@ -132,13 +137,14 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
                       tile_q = wgmma_operand(base + L::kQ), w_qkv = wgmma_operand(base + L::kQkv),
                       w_out = wgmma_operand(base + L::kOut), ones = wgmma_operand(base + L::kOnes);
   constexpr int kTile = L::kTileBytes / 16;  // in descriptor units
-  float dw[2][32], sums[2][2] = {};  // half 0: dQ^T x_hat, dK^T x_hat; half 1: dV^T x_hat, O^T dy
+  float dw[2][32], sums[2][2] = {};          // half 0: dQ^T x_hat, dK^T x_hat; half 1: dV^T x_hat, O^T dy
 #pragma unroll
   for (int i = 0; i < 64; ++i) dw[i >> 5][i & 31] = 0;
 
   // Address of the 16-byte group c of row (lane & 15) + 64 m of a warp's strips, for ldmatrix and stmatrix.
   const auto at = [&](const Seat& seat, int tile, int m, int c) {
-    return base + (seat.row0 + (seat.lane & 15)) * 128 + tile + m * 8192 + (((c + (seat.lane >> 4)) ^ (seat.lane & 7)) << 4);
+    return base + (seat.row0 + (seat.lane & 15)) * 128 + tile + m * 8192 +
+           (((c + (seat.lane >> 4)) ^ (seat.lane & 7)) << 4);
   };
 
   load(static_cast<int>(blockIdx.x));
@@ -183,12 +189,13 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         rstd[i] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
         const float shift = -mean * rstd[i];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) v[k] = F::pair(fmaf(F::low(v[k]), rstd[i], shift), fmaf(F::high(v[k]), rstd[i], shift));
+        for (int k = 0; k < 8; ++k)
+          v[k] = F::pair(fmaf(F::low(v[k]), rstd[i], shift), fmaf(F::high(v[k]), rstd[i], shift));
         if (kGeneral && p.sample_scale != nullptr) {
           const int line = line_of(seat, tile, i);
           if (line >= 0) {
-            const float scale = __ldg(p.sample_scale + geometry.extent1.divide(
-                                                           geometry.extent2.divide(static_cast<std::uint32_t>(line))));
+            const float scale = __ldg(
+                p.sample_scale + geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line))));
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
               std::uint32_t& u = reinterpret_cast<std::uint32_t*>(&gr[2 * i])[k];
@@ -210,7 +217,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     const Seat seat = seat_now();
     const int half = seat.half, t = seat.t;
     // dO of 64 rows, and their Q, K, V: issued so that one is stored while the other is multiplied.
-    const auto project_dy = [&](int m, float (&d_o)[32]) {
+    const auto project_dy = [&](int m, float(&d_o)[32]) {
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -218,7 +225,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       }
       wgmma_commit();
     };
-    const auto project_x = [&](int m, float (&qkv)[96]) {
+    const auto project_x = [&](int m, float(&qkv)[96]) {
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -226,14 +233,15 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       }
       wgmma_commit();
     };
-    const auto store_dy = [&](int m, const float (&d_o)[32]) {
+    const auto store_dy = [&](int m, const float(&d_o)[32]) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const float* v = d_o + 8 * c;
-        store_tiles(at(seat, L::kO, m, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
+        store_tiles(at(seat, L::kO, m, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]),
+                    F::pair(v[6], v[7]));
       }
     };
-    const auto store_qkv = [&](int m, const float (&qkv)[96]) {
+    const auto store_qkv = [&](int m, const float(&qkv)[96]) {
 #pragma unroll
       for (int c = 0; c < 12; ++c) {  // 16 channels of Q, K or V
         const int matrix = c / 4, row = qkv_row<S>(matrix, 16 * (c % 4) / S::kHeadDim, 16 * (c % 4) % S::kHeadDim);
@@ -246,7 +254,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
           b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
         }
         store_tiles(at(seat, L::kQ + matrix * L::kTileBytes, m, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
-                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
+                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y),
+                    F::pair(v[6] + b1.x, v[7] + b1.y));
       }
     };
     {
@@ -276,8 +285,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       for (int item = first; item < last; ++item) {
         const int line = item / S::kHeads, head = item % S::kHeads;
         if constexpr (kGeneral) {
-          context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile + half * half_lines +
-                               (shared_strip ? line * (16 / geometry.pitch) : line);
+          context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
+                               half * half_lines + (shared_strip ? line * (16 / geometry.pitch) : line);
         }
         Attend::run(base, half * L::kHalf + line * (16 * kStrips), head, head, 0, 0, context);
       }
@@ -297,8 +306,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       for (int k = 0; k < 12; ++k) {
         const int matrix = k / 4, c = k % 4;
         const int row = qkv_row<S>(matrix, 16 * c / S::kHeadDim, 16 * c % S::kHeadDim);
-        Wgmma<V, 64>::template ss<0, 1>(dx_hat[m], tile_q + matrix * kTile + (part * 2 + m) * 512 + 2 * c, w_qkv + row * 8,
-                                        k != 0);
+        Wgmma<V, 64>::template ss<0, 1>(dx_hat[m], tile_q + matrix * kTile + (part * 2 + m) * 512 + 2 * c,
+                                        w_qkv + row * 8, k != 0);
       }
       wgmma_commit();
     }
@@ -349,7 +358,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
           const float* d = dx_hat[m] + 4 * (2 * c + (i >> 1)) + 2 * r;
           const float low = fmaf(mean_x[r], F::low(x[i]), d[0] + mean[r]);
           const float high = fmaf(mean_x[r], F::high(x[i]), d[1] + mean[r]);
-          out[m][c][i] = F::pair(fmaf(low, rstd[2 * m + r], F::low(dy[i])), fmaf(high, rstd[2 * m + r], F::high(dy[i])));
+          out[m][c][i] =
+              F::pair(fmaf(low, rstd[2 * m + r], F::low(dy[i])), fmaf(high, rstd[2 * m + r], F::high(dy[i])));
         }
       }
       __syncwarp();
@@ -366,7 +376,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) store_tiles(at(late_seat, L::kX, m, 2 * c), out[m][c][0], out[m][c][1], out[m][c][2], out[m][c][3]);
+      for (int c = 0; c < 4; ++c)
+        store_tiles(at(late_seat, L::kX, m, 2 * c), out[m][c][0], out[m][c][1], out[m][c][2], out[m][c][3]);
     }
     __syncwarp();
     std::int64_t rows[4], dy_rows[4];
@@ -381,8 +392,11 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       for (int j = 0; j < 2; ++j) {
         uint4 v = load_shared(row + ((group_of(out_seat, j) ^ out_seat.g) << 4));
         if (kGeneral && p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
-          const uint4 dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
-          const auto add = [](std::uint32_t a, std::uint32_t b) { return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b)); };
+          const uint4 dy =
+              *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
+          const auto add = [](std::uint32_t a, std::uint32_t b) {
+            return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
+          };
           v = make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
         }
         *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) = v;

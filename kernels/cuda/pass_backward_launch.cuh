@@ -11,8 +11,8 @@ bool launch_pass_backward_strips(const PassBackwardArguments& arguments, const P
                                  cudaStream_t stream, Status* status) {
   using L = PassBackwardShape<S>;
   if constexpr (kStrips <= L::max_strips(kGeneral)) {
-    *status = launch_early(pass_backward_kernel<S, kStrips, kGeneral>, arguments, plan.blocks, L::kThreads, L::kBytes, stream,
-                     "fused pass backward");
+    *status = launch_early(pass_backward_kernel<S, kStrips, kGeneral>, arguments, plan.blocks, L::kThreads, L::kBytes,
+                           stream, "fused pass backward");
     return true;
   }
   return false;

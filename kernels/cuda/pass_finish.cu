@@ -31,7 +31,7 @@ struct SumArguments {
 };
 
 // totals[part][i] = sum over the part's blocks: kParts threads add every kParts-th of them, then their sums in order.
-__global__ void __launch_bounds__(kParts * kColumns) sum_slabs_kernel(SumArguments p) {
+__global__ void __launch_bounds__(kParts* kColumns) sum_slabs_kernel(SumArguments p) {
   __shared__ float parts[kParts][kColumns];
   await_previous();
   release_next();
@@ -64,13 +64,16 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   using L = Slab<kDim>;
   await_previous();
   release_next();
-  const int c = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x), matrix = i / kDim, channel = i % kDim;
+  const int c = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x), matrix = i / kDim,
+            channel = i % kDim;
   const PassWeights& w = p.weights;
   // Sum of d(matrix)[channel] x_hat[column] (matrix 3: O[channel] dy[column]); sum of dQ (0), dV (1), dy (2).
   const auto product = [&](int m, int row, int column) {
     return p.totals[row / 64 * L::kValues + (m * 64 + row % 64) * kDim + column];
   };
-  const auto column_sum = [&](int m, int row) { return p.totals[row / 64 * L::kValues + L::kSums + m * 64 + row % 64]; };
+  const auto column_sum = [&](int m, int row) {
+    return p.totals[row / 64 * L::kValues + L::kSums + m * 64 + row % 64];
+  };
   __shared__ float gamma[3 * kDim], beta[3 * kDim];
   float s = 0;  // sum over the tokens of dQ, dK (none: softmax does not see it) or dV
   if (matrix == 0) {
@@ -83,7 +86,8 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
       for (int k = 0; k < kDim; ++k) s += column_sum(2, k) * w.out_weight[k * kDim + channel];
     }
   }
-  const float m = product(matrix, channel, c) * (matrix == 0 ? p.query_scale : 1.f), weight = w.qkv_weight[i * kDim + c];
+  const float m = product(matrix, channel, c) * (matrix == 0 ? p.query_scale : 1.f),
+              weight = w.qkv_weight[i * kDim + c];
   p.gradients.qkv_weight[i * kDim + c] = m * w.norm_weight[c] + s * w.norm_bias[c];
   gamma[i] = weight * m;
   beta[i] = weight * s;
@@ -119,9 +123,10 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
 template <int kDim>
 Status finish(const FinishArguments& arguments, SumArguments sums, cudaStream_t stream) {
   sums.values = Slab<kDim>::kValues;
-  const Status status = launch_early(sum_slabs_kernel, sums, sums.parts * sums.values / kColumns, kParts * kColumns, 0, stream,
-                               "fused pass gradients");
-  return status.ok() ? launch_early(finish_kernel<kDim>, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients") : status;
+  const Status status = launch_early(sum_slabs_kernel, sums, sums.parts * sums.values / kColumns, kParts * kColumns,
+                                     0, stream, "fused pass gradients");
+  return status.ok() ? launch_early(finish_kernel<kDim>, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients")
+                     : status;
 }
 
 }  // namespace
@@ -132,8 +137,8 @@ Status finish_gradients(const PassProblem& problem, const float* slabs, const Pa
   arguments.weights = problem.weights;
   arguments.gradients = gradients;
   arguments.totals = totals;
-  arguments.query_scale =
-      static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
+  arguments.query_scale = static_cast<float>(
+      1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
   arguments.explicit_biases = explicit_biases;
   const SumArguments sums{slabs, totals, static_cast<int>(plan.blocks), 0, static_cast<int>(problem.dim / 64)};
   return problem.dim == 64 ? finish<64>(arguments, sums, stream) : finish<128>(arguments, sums, stream);

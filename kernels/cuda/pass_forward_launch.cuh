@@ -18,9 +18,10 @@ Status launch_pass_forward_shape(PassArguments arguments, const CardLimits& card
   }
   geometry.lines_per_tile = plan.lines_per_tile;
   geometry.tiles = (geometry.lines - 1) / plan.lines_per_tile + 1;
-  const std::int64_t blocks = std::min<std::int64_t>(geometry.tiles, std::int64_t{card.multiprocessors} * plan.blocks);
+  const std::int64_t blocks =
+      std::min<std::int64_t>(geometry.tiles, std::int64_t{card.multiprocessors} * plan.blocks);
   return launch_early(pass_forward_kernel<S, kGeneral>, arguments, blocks, 32 * plan.warps,
-                static_cast<std::size_t>(bytes(plan.warps)), stream, "fused pass forward");
+                      static_cast<std::size_t>(bytes(plan.warps)), stream, "fused pass forward");
 }
 
 template <class V>

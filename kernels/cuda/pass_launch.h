@@ -98,13 +98,13 @@ TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) 
 
 // The grid of a backward is part of its result: every block sums over its own lines.
 struct PassBackwardPlan {
-  bool split = false;              // in three kernels
-  bool general = false;            // by the general kernel
-  std::int64_t blocks = 0;         // with slabs
-  std::int64_t chunk = 0;          // tiles that pass through scratch at a time, where split
-  std::size_t slab_bytes = 0;      // of a block
-  std::size_t scratch_bytes = 0;   // of a chunk
-  int parts = 1;                   // block b has part b % parts of the sums
+  bool split = false;             // in three kernels
+  bool general = false;           // by the general kernel
+  std::int64_t blocks = 0;        // with slabs
+  std::int64_t chunk = 0;         // tiles that pass through scratch at a time, where split
+  std::size_t slab_bytes = 0;     // of a block
+  std::size_t scratch_bytes = 0;  // of a chunk
+  int parts = 1;                  // block b has part b % parts of the sums
 };
 
 template <class V>
@@ -115,8 +115,8 @@ Status launch_pass_backward(const PassBackwardArguments& arguments, const PassBa
                             std::int64_t heads, bool general, cudaStream_t stream);
 
 template <class V>
-Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim, std::int64_t heads,
-                         bool general, cudaStream_t stream);
+Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim,
+                         std::int64_t heads, bool general, cudaStream_t stream);
 
 // Adds the blocks' slabs in a fixed order into `totals` and unfolds them into the gradients of the weights.
 Status finish_gradients(const PassProblem& problem, const float* slabs, const PassBackwardPlan& plan, float* totals,

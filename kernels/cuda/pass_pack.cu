@@ -93,7 +93,7 @@ Status pack(const PassProblem& problem, const PackArguments& arguments, cudaStre
     using S = decltype(shape);
     static_assert(S::kDim % kWarps == 0 && S::kQkvRows % kWarps == 0);
     status = launch_early(pack_kernel<S>, arguments, S::kDim / kWarps + S::kQkvRows / kWarps, kThreads, 0, stream,
-                    "fused pass weights");
+                          "fused pass weights");
   });
   return status;
 }
@@ -104,8 +104,8 @@ Status pack_pass(const PassProblem& problem, bool explicit_biases, void* packed,
   PackArguments arguments;
   arguments.weights = problem.weights;
   arguments.packed = static_cast<unsigned char*>(packed);
-  arguments.query_scale =
-      static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
+  arguments.query_scale = static_cast<float>(
+      1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
   arguments.explicit_biases = explicit_biases;
   return problem.dtype == DType::kBFloat16 ? pack<__nv_bfloat16>(problem, arguments, stream)
                                            : pack<__half>(problem, arguments, stream);

@@ -43,9 +43,9 @@ struct Divisor {
 };
 
 struct LineGeometry {
-  std::int64_t lines;        // in all, below 2^31
-  std::int64_t tiles;        // of lines_per_tile lines; a block takes every gridDim.x-th
-  Divisor extent1, extent2;  // outer extents; the last one runs fastest
+  std::int64_t lines;         // in all, below 2^31
+  std::int64_t tiles;         // of lines_per_tile lines; a block takes every gridDim.x-th
+  Divisor extent1, extent2;   // outer extents; the last one runs fastest
   int length, pitch, strips;  // L; rows a line; strips a line (1 where several lines share a strip)
   int lines_per_tile;
 };
@@ -78,11 +78,11 @@ struct PassShape {
   static constexpr int kQkvBytes = (kDim + 63) / 64 * kQkvBlock;
   static constexpr int kOutBlock = kDim * 128;  // rows: output channels
   static constexpr int kOutBytes = (kInner + 63) / 64 * kOutBlock;
-  static constexpr int kOut = kQkvBytes;                           // rows in the order of out_column()
-  static constexpr int kQkvBias = kOut + kOutBytes;                // float[kQkvRows], in the order of the rows
-  static constexpr int kOutBias = kQkvBias + 4 * kQkvRows;         // float[kDim]
-  static constexpr int kForwardBytes = kOutBias + 4 * kDim;        // what the forward loads ends here
-  static constexpr int kOutPlain = (kForwardBytes + 15) / 16 * 16; // the output projection, rows in order
+  static constexpr int kOut = kQkvBytes;                            // rows in the order of out_column()
+  static constexpr int kQkvBias = kOut + kOutBytes;                 // float[kQkvRows], in the order of the rows
+  static constexpr int kOutBias = kQkvBias + 4 * kQkvRows;          // float[kDim]
+  static constexpr int kForwardBytes = kOutBias + 4 * kDim;         // what the forward loads ends here
+  static constexpr int kOutPlain = (kForwardBytes + 15) / 16 * 16;  // the output projection, rows in order
   static constexpr int kPackedBytes = kOutPlain + kOutBytes;
 };
 
@@ -153,7 +153,8 @@ struct PassBackwardShape {
   static constexpr int kTileBytes = kRows * 128;
   static constexpr int kQkv = 0, kOut = kQkv + S::kQkvBytes, kX = kOut + S::kOutBytes, kDy = kX + kTileBytes,
                        kQ = kDy + kTileBytes, kK = kQ + kTileBytes, kV = kK + kTileBytes, kO = kV + kTileBytes,
-                       kOnes = kO + kTileBytes, kBias = kOnes + 1024, kKey = kBias + 4 * S::kQkvRows, kBytes = kKey + 16;
+                       kOnes = kO + kTileBytes, kBias = kOnes + 1024, kKey = kBias + 4 * S::kQkvRows,
+                       kBytes = kKey + 16;
   // A block's sums: [dQ, dK, dV, O][channel][64], the columns being x_hat's and, for O, dy's; then the sums over the
   // tokens of dQ, dV and dy, [3][64].
   static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 3 * 64;
@@ -184,9 +185,10 @@ struct PassSplitShape {
 
   // Shared memory of the attention's kernel.
   static constexpr int kPartRows = 192, kWeightBlock = kPartRows * 128;
-  static constexpr int kQkv = 0, kOut = kQkv + kBlocks * kWeightBlock, kX = kOut + S::kDim * 128, kDy = kX + kBlocks * kImage,
-                       kQ = kDy + kBlocks * kImage, kK = kQ + kImage, kV = kK + kImage, kO = kV + kImage, kBias = kO + kImage,
-                       kKey = kBias + 4 * kPartRows, kEnd = (kKey + 16 + 127) / 128 * 128;
+  static constexpr int kQkv = 0, kOut = kQkv + kBlocks * kWeightBlock, kX = kOut + S::kDim * 128,
+                       kDy = kX + kBlocks * kImage, kQ = kDy + kBlocks * kImage, kK = kQ + kImage, kV = kK + kImage,
+                       kO = kV + kImage, kBias = kO + kImage, kKey = kBias + 4 * kPartRows,
+                       kEnd = (kKey + 16 + 127) / 128 * 128;
   // Where two warps exchange their sums: over x_hat and dy, if that is room enough.
   static constexpr int kExchangeBytes = 8 * 8192, kExchange = kQ - kX >= kExchangeBytes ? kX : kEnd,
                        kBytes = kExchange == kX ? kEnd : kEnd + kExchangeBytes;
@@ -208,8 +210,8 @@ struct PassSplitArguments {
   const void* dy;
   void* dx;
   const unsigned char* packed;
-  unsigned char* scratch;  // [tiles of the chunk][kTileBytes]
-  float* slabs;            // [blocks][kSlab]; block b belongs to part b % kParts
+  unsigned char* scratch;     // [tiles of the chunk][kTileBytes]
+  float* slabs;               // [blocks][kSlab]; block b belongs to part b % kParts
   int first_tile, last_tile;  // the chunk
   int blocks;                 // that left slabs: of the gradients' kernel
   const float* sample_scale;

@@ -2,5 +2,5 @@
 
 namespace axial::kernels::cuda {
 template Status launch_pass_backward<__half>(const PassBackwardArguments&, const PassBackwardPlan&, std::int64_t,
-                                                  std::int64_t, bool, cudaStream_t);
+                                             std::int64_t, bool, cudaStream_t);
 }  // namespace axial::kernels::cuda

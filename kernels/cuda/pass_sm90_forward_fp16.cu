@@ -2,5 +2,5 @@
 
 namespace axial::kernels::cuda {
 template Status launch_pass_forward<__half>(const PassArguments&, std::int64_t, std::int64_t, bool, const CardLimits&,
-                                                 cudaStream_t);
+                                            cudaStream_t);
 }  // namespace axial::kernels::cuda

@@ -53,8 +53,9 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
-    const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
-                                    : 16 * (kStrips - 1) + key < geometry.length;
+    const bool valid = shared_strip
+                           ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
+                           : 16 * (kStrips - 1) + key < geometry.length;
     context.masked |= (valid ? 0u : 1u) << i;
   }
   if constexpr (kGeneral) {
@@ -96,7 +97,9 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
     }
   };
   const int step = static_cast<int>(gridDim.x) / L::kParts;
-  const auto scratch_of = [&](int tile) { return p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes; };
+  const auto scratch_of = [&](int tile) {
+    return p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes;
+  };
   int tile = p.first_tile + static_cast<int>(blockIdx.x) / L::kParts;
   if constexpr (kEarly) load(tile);
   for (; tile < p.last_tile; tile += step) {
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
           if (next != kNoRow) {
             const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
-  #pragma unroll
+#pragma unroll
             for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
           }
         }
@@ -138,7 +141,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         }
         const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps), shift = -mean * rstd;
 #pragma unroll
-        for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(fmaf(F::low(word(k)), rstd, shift), fmaf(F::high(word(k)), rstd, shift));
+        for (int k = 0; k < 8 * kBlocks; ++k)
+          word(k) = F::pair(fmaf(F::low(word(k)), rstd, shift), fmaf(F::high(word(k)), rstd, shift));
         const int line = place.line_of(tile, g + 8 * r);
         if (kGeneral && p.sample_scale != nullptr && line >= 0) {
           const float scale = __ldg(p.sample_scale + place.sample_of(line));
@@ -189,7 +193,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const float* v = d_o + 8 * c;
-        store_tiles(at(L::kO, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]), F::pair(v[6], v[7]));
+        store_tiles(at(L::kO, 2 * c), F::pair(v[0], v[1]), F::pair(v[2], v[3]), F::pair(v[4], v[5]),
+                    F::pair(v[6], v[7]));
       }
       wgmma_wait<0>();
       wgmma_settle(qkv);
@@ -205,7 +210,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
         }
         store_tiles(at(L::kQ + matrix * L::kImage, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
-                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y), F::pair(v[6] + b1.x, v[7] + b1.y));
+                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y),
+                    F::pair(v[6] + b1.x, v[7] + b1.y));
       }
     }
     if (threadIdx.x == 0) bulk_wait_read();  // x_hat's and dy's place serves the exchange below

@@ -8,11 +8,12 @@
 namespace axial::kernels::cuda {
 
 template <class S, int kStrips, bool kGeneral>
-bool launch_split_attention(const PassSplitArguments& arguments, std::int64_t blocks, cudaStream_t stream, Status* status) {
+bool launch_split_attention(const PassSplitArguments& arguments, std::int64_t blocks, cudaStream_t stream,
+                            Status* status) {
   using L = PassSplitShape<S>;
   if constexpr (split_serves<S>(kStrips, kGeneral)) {
-    *status = launch_early(pass_split_attention_kernel<S, kStrips, kGeneral>, arguments, blocks, L::kThreads, L::kBytes, stream,
-                     "fused pass backward");
+    *status = launch_early(pass_split_attention_kernel<S, kStrips, kGeneral>, arguments, blocks, L::kThreads,
+                           L::kBytes, stream, "fused pass backward");
     return true;
   }
   return false;
@@ -44,10 +45,11 @@ void with_strips(int strips, Body&& body) {
 }
 
 template <class V>
-Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim, std::int64_t heads,
-                         bool general, cudaStream_t stream) {
-  Status status = failure(Code::kUnsupported, "fused pass backward: no kernel for D = %lld with %lld heads and lines of %d",
-                          static_cast<long long>(dim), static_cast<long long>(heads), arguments.geometry.length);
+Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim,
+                         std::int64_t heads, bool general, cudaStream_t stream) {
+  Status status =
+      failure(Code::kUnsupported, "fused pass backward: no kernel for D = %lld with %lld heads and lines of %d",
+              static_cast<long long>(dim), static_cast<long long>(heads), arguments.geometry.length);
   for_pass_split_shape<V>(dim, heads, [&](auto shape) {
     using S = decltype(shape);
     using L = PassSplitShape<S>;
@@ -61,13 +63,13 @@ Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& p
       });
       if (!launched || !status.ok()) return;
       if (arguments.slabs != nullptr) {
-        status = launch_early(pass_split_gradients_kernel<S>, arguments, plan.blocks, kProductThreads, L::kWeightBytes, stream,
-                        "fused pass backward");
+        status = launch_early(pass_split_gradients_kernel<S>, arguments, plan.blocks, kProductThreads,
+                              L::kWeightBytes, stream, "fused pass backward");
         if (!status.ok()) return;
       }
       status = launch_early(pass_split_inputs_kernel<S>, arguments,
-                      std::min<std::int64_t>(plan.blocks, arguments.last_tile - arguments.first_tile), kProductThreads,
-                      L::kInputBytes, stream, "fused pass backward");
+                            std::min<std::int64_t>(plan.blocks, arguments.last_tile - arguments.first_tile),
+                            kProductThreads, L::kInputBytes, stream, "fused pass backward");
       if (!status.ok()) return;
     }
   });

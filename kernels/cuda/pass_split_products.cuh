@@ -14,7 +14,8 @@ namespace axial::kernels::cuda {
 inline constexpr int kProductThreads = 288;  // two warpgroups and the warp that loads
 
 template <class S>
-__global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kernel(const __grid_constant__ PassSplitArguments p) {
+__global__ void __launch_bounds__(kProductThreads, 1)
+    pass_split_gradients_kernel(const __grid_constant__ PassSplitArguments p) {
 #if AXIAL_HAS_WGMMA
   using V = typename S::Value;
   using L = PassSplitShape<S>;
@@ -40,11 +41,13 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kerne
   if (warp == 8) {
     if (lane_id() == 0) {
       for (int i = first; i < last; i += step) {
-        const unsigned char* tile = p.scratch + static_cast<std::int64_t>(i / 2 - p.first_tile) * L::kTileBytes + i % 2 * 8192;
+        const unsigned char* tile =
+            p.scratch + static_cast<std::int64_t>(i / 2 - p.first_tile) * L::kTileBytes + i % 2 * 8192;
         ring.wait_empty();
         barrier_expect(ring.full(), L::kWeightStage);
         const std::uint32_t to = base + ring.stage * L::kWeightStage;
-        for (int k = 0; k < 4; ++k) bulk_load(to + k * 8192, tile + (L::kTilePart + 4 * part + k) * L::kImage, 8192, ring.full());
+        for (int k = 0; k < 4; ++k)
+          bulk_load(to + k * 8192, tile + (L::kTilePart + 4 * part + k) * L::kImage, 8192, ring.full());
         for (int k = 0; k < 2 * kBlocks; ++k) bulk_load(to + (4 + k) * 8192, tile + k * L::kImage, 8192, ring.full());
         ring.advance();
       }
@@ -65,7 +68,8 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kerne
         const int n = i / 2, r = i % 2;
         float2 v = {0, 0};
         if (!fresh) {
-          v = *reinterpret_cast<const float2*>(slab + ((half * 2 + m) * 64 + channel + 8 * r) * S::kDim + 64 * b + 8 * n + 2 * t);
+          v = *reinterpret_cast<const float2*>(slab + ((half * 2 + m) * 64 + channel + 8 * r) * S::kDim + 64 * b +
+                                               8 * n + 2 * t);
         }
         dw[m][b][4 * n + 2 * r] = v.x;
         dw[m][b][4 * n + 2 * r + 1] = v.y;
@@ -76,8 +80,10 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kerne
   }
   for (int i = first; i < last; i += step) {
     ring.wait_full();
-    const std::uint32_t stage = wgmma_operand(base + ring.stage * L::kWeightStage), ones = wgmma_operand(base + kOnes);
-    const std::uint32_t a0 = stage + half * 2 * 512, a1 = a0 + 512, x_hat = stage + 4 * 512, dy = x_hat + kBlocks * 512;
+    const std::uint32_t stage = wgmma_operand(base + ring.stage * L::kWeightStage),
+                        ones = wgmma_operand(base + kOnes);
+    const std::uint32_t a0 = stage + half * 2 * 512, a1 = a0 + 512, x_hat = stage + 4 * 512,
+                        dy = x_hat + kBlocks * 512;
     const std::uint32_t b1 = half == 0 ? x_hat : dy;
     float columns[2][4];
     wgmma_fence();
@@ -116,8 +122,8 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kerne
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int n = i / 2, r = i % 2;
-        *reinterpret_cast<float2*>(slab + ((half * 2 + m) * 64 + channel + 8 * r) * S::kDim + 64 * b + 8 * n + 2 * t) =
-            make_float2(dw[m][b][4 * n + 2 * r], dw[m][b][4 * n + 2 * r + 1]);
+        *reinterpret_cast<float2*>(slab + ((half * 2 + m) * 64 + channel + 8 * r) * S::kDim + 64 * b + 8 * n +
+                                   2 * t) = make_float2(dw[m][b][4 * n + 2 * r], dw[m][b][4 * n + 2 * r + 1]);
       }
     }
   }
@@ -134,7 +140,8 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_gradients_kerne
 }
 
 template <class S>
-__global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(const __grid_constant__ PassSplitArguments p) {
+__global__ void __launch_bounds__(kProductThreads, 1)
+    pass_split_inputs_kernel(const __grid_constant__ PassSplitArguments p) {
 #if AXIAL_HAS_WGMMA
   using V = typename S::Value;
   using F = Fragment<V>;
@@ -199,7 +206,8 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
         const int inner = 64 * part + 16 * i, from = qkv_row<S>(matrix, inner / S::kHeadDim, inner % S::kHeadDim);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          Wgmma<V, 64>::template ss<0, 1>(dx_hat[b], a + 2 * i, weights + b * (S::kQkvBlock / 16) + from * 8, k != 0 || i != 0);
+          Wgmma<V, 64>::template ss<0, 1>(dx_hat[b], a + 2 * i, weights + b * (S::kQkvBlock / 16) + from * 8,
+                                          k != 0 || i != 0);
         }
       }
       wgmma_commit();
@@ -270,11 +278,14 @@ __global__ void __launch_bounds__(kProductThreads, 1) pass_split_inputs_kernel(c
       const int chunk = lane + 32 * i, r = chunk / kGroups, c = chunk % kGroups;
       const std::int64_t to = place.offset_of(tile, r, p.dx_strides);
       if (to == kNoRow) continue;
-      uint4 v = load_shared(base + kStages + stages[0] * L::kImage + (16 * warp + r) * 128 + (((c & 7) ^ (r & 7)) << 4) +
-                            (c >> 3) * (stages[kBlocks - 1] - stages[0]) * L::kImage);
+      uint4 v = load_shared(base + kStages + stages[0] * L::kImage + (16 * warp + r) * 128 +
+                            (((c & 7) ^ (r & 7)) << 4) + (c >> 3) * (stages[kBlocks - 1] - stages[0]) * L::kImage);
       if (p.sample_scale != nullptr) {  // dy itself: in scratch it is scaled
-        const uint4 dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + place.offset_of(tile, r, p.dy_strides) + 8 * c);
-        const auto add = [](std::uint32_t a, std::uint32_t b) { return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b)); };
+        const uint4 dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) +
+                                                         place.offset_of(tile, r, p.dy_strides) + 8 * c);
+        const auto add = [](std::uint32_t a, std::uint32_t b) {
+          return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
+        };
         v = make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
       }
       *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;

@@ -1,0 +1,316 @@
+// The attention of the fused forward, and how its kernel lays out shared memory.
+#pragma once
+
+#include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/pass_shapes.cuh"
+#include "kernels/philox.h"
+
+namespace axial::kernels::cuda {
+
+template <class S, bool kGeneral>
+struct PassForwardShape {
+  // At most; registers are bounded accordingly.
+  static constexpr int kThreads = !kGeneral && S::kDim <= 64 && S::kHeadDim < 64 ? 384 : 256;
+  // The next group's projection runs behind the attention of this one, if both groups' accumulators fit.
+  static constexpr bool kAhead = S::kGroupWidth <= 96 && S::kGroups > 1;
+  static constexpr int kBuffers = kAhead ? 2 : 1;
+  // The output projection of a tile runs behind the normalisation and first projection of the next.
+  static constexpr bool kOverlap = S::kDim / 2 + kBuffers * S::kGroupWidth / 2 < 160;
+
+  // x in shared memory: 16-byte groups of a row are permuted where a row is a multiple of 128 bytes, else rows are
+  // padded by one group; either way 8 rows of one column, and 2 rows of 4 columns, meet all banks.
+  static constexpr bool kPermuted = S::kDim % 64 == 0;
+  static constexpr int kRowGroups = S::kDim / 8;
+  static constexpr int kRowBytes = 16 * (kRowGroups + !kPermuted);
+  static constexpr int kStripBytes = 16 * kRowBytes;
+
+  // Keys and values of a strip and group: [head][k step][K, V][lane] x 16 bytes, twice, used alternately, so that
+  // one barrier a group is enough.
+  static constexpr int kExchangeBytes = S::kGroupHeads * S::kSteps * 1024;
+  // Two strips of x a warp where they fit beside the weights: the next one is fetched early.
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kWeightBytes = (S::kForwardBytes + 1023) / 1024 * 1024;
+  static constexpr int bytes(int warps, int stages) {
+    return kWeightBytes + warps * (stages * kStripBytes + 2 * kExchangeBytes);
+  }
+  static constexpr int kStages = bytes(kWarps, 2) + 1024 <= 232448 ? 2 : 1;
+
+  static __device__ __forceinline__ int x_offset(int row, int group) {
+    if constexpr (!kPermuted) return row * kRowBytes + group * 16;
+    const int turn = (row & 1) << 2 | (row >> 1 & 3);
+    return row * kRowBytes + ((group & ~7) | ((group ^ turn) & 7)) * 16;
+  }
+};
+
+// A warp's place in its line; the same for every tile.
+struct StripPlace {
+  int strips, own;                      // strips of the line, and which one is ours
+  std::uint32_t first;                  // exchange area of the line's first strip, this lane's 16 bytes
+  int barrier_number, barrier_threads;  // 0 threads: the strip is alone
+  std::uint32_t masked;  // bit 4 n + 2 r + e: no key at column 8 n + 2 t + e of the last strip for row g + 8 r
+  int length, pitch;
+};
+
+// --- Attention of one group of heads ---------------------------------------------------------------
+
+template <class S, bool kGeneral>
+struct Attend {
+  using F = Fragment<typename S::Value>;
+  static constexpr int kHeads = S::kGroupHeads, kSteps = S::kSteps, kTiles = 2 * kSteps;
+  static constexpr int kExchange = PassForwardShape<S, kGeneral>::kExchangeBytes;
+  static constexpr float kSmall = 64;  // of scores to the base 2
+
+  // What the general kernel needs beside: positions for bias, causality and dropout.
+  struct Context {
+    const float* bias;  // of the group's first head, [head][2L-1]; null: none
+    bool causal;
+    std::uint64_t key;        // of the dropout mask
+    std::uint32_t threshold;  // 0: no dropout
+    std::uint64_t row[2];     // line * heads + first head of the group, of rows g and g + 8
+    int query[2];             // position in the line of rows g and g + 8
+  };
+
+  // Softmax statistics and sums of one group, over the keys met so far.
+  float max[kHeads][2], sum[kHeads][2], o[kHeads][kTiles][4];
+
+  template <int kStrips>
+  __device__ __forceinline__ void keys(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
+                                       const StripPlace& place, std::uint32_t exchange, const Context& context) {
+    const int lane = lane_id(), t = lane & 3;
+    float s[kHeads][kStrips][2][4];
+    std::uint32_t invalid = strip + kStrips == place.strips ? place.masked : 0;
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[h][j][i >> 2][i & 3] = 0;
+        if constexpr (kGeneral) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            int key = 8 * (i >> 2) + 2 * t + (i & 1);
+            key = place.pitch < 16 ? key % place.pitch : key + 16 * (strip + j);
+            const int query = context.query[i >> 1 & 1];
+            const bool valid = key < place.length && query < place.length;
+            if (valid && context.bias != nullptr) {
+              s[h][j][i >> 2][i & 3] =
+                  __ldg(context.bias + h * (2 * place.length - 1) + query - key + place.length - 1) * 1.44269504f;
+            }
+            if (context.causal && key > query) s[h][j][i >> 2][i & 3] = -INFINITY;
+          }
+        }
+      }
+    }
+    const std::uint32_t from = exchange + strip * (2 * kExchange);
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const uint4 k = load_shared(from + j * (2 * kExchange) + (h * kSteps + i) * 1024);
+          F::mma(s[h][j][0], q[h][i], k.x, k.y);
+          F::mma(s[h][j][1], q[h][i], k.z, k.w);
+        }
+      }
+    }
+    if constexpr (F::kWideRange && !kGeneral) {
+      // Scores this small need no maximum: their powers of two, and the sums, are far from the type's limits.
+      if (place.strips <= 2) {
+        float top = 0;
+#pragma unroll
+        for (int i = 0; i < kHeads * kStrips * 8; ++i) {
+          top = fmaxf(top, fabsf(s[i / (8 * kStrips)][i / 8 % kStrips][i / 4 % 2][i % 4]));
+        }
+        if (__all_sync(~0u, top < kSmall)) {
+#pragma unroll
+          for (int i = 0; i < kHeads * kStrips * 8; ++i) {
+            float& p = s[i / (8 * kStrips)][i / 8 % kStrips][i / 4 % 2][i % 4];
+            p = power_of_two(p);
+          }
+          if (invalid != 0) leave_out(s, invalid, 0.f);
+          return add<kStrips>(s, from, strip, place, context);
+        }
+      }
+    }
+    if (invalid != 0) leave_out(s, invalid, -INFINITY);
+    float top[kHeads][2];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float m =
+            fmaxf(fmaxf(s[h][0][0][2 * r], s[h][0][0][2 * r + 1]), fmaxf(s[h][0][1][2 * r], s[h][0][1][2 * r + 1]));
+#pragma unroll
+        for (int j = 1; j < kStrips; ++j) {
+          m = fmaxf(m, fmaxf(fmaxf(s[h][j][0][2 * r], s[h][j][0][2 * r + 1]),
+                             fmaxf(s[h][j][1][2 * r], s[h][j][1][2 * r + 1])));
+        }
+        top[h][r] = m;
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < 3; ++step) {
+#pragma unroll
+      for (int i = 0; i < 2 * kHeads; ++i) {
+        top[i >> 1][i & 1] = fmaxf(top[i >> 1][i & 1], __shfl_xor_sync(~0u, top[i >> 1][i & 1], step));
+      }
+    }
+    if (strip > 0) {  // rescale what was summed under a smaller maximum
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          top[h][r] = fmaxf(top[h][r], max[h][r]);
+          const float scale = power_of_two(max[h][r] - top[h][r]);
+          sum[h][r] *= scale;
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            o[h][n][2 * r] *= scale;
+            o[h][n][2 * r + 1] *= scale;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) max[h][r] = top[h][r];
+    }
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float& p = s[h][j][i >> 2][i & 3];
+          p = power_of_two(p - max[h][i >> 1 & 1]);
+        }
+      }
+    }
+    add<kStrips>(s, from, strip, place, context);
+  }
+
+  // Gives `value` to the keys that are none, which are in the line's last strip.
+  template <int kStrips>
+  static __device__ __forceinline__ void leave_out(float (&s)[kHeads][kStrips][2][4], std::uint32_t invalid,
+                                                   float value) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = value;
+      }
+    }
+  }
+
+  // Adds the rounded probabilities to the row sums and their products with V to o.
+  template <int kStrips>
+  __device__ __forceinline__ void add(float (&s)[kHeads][kStrips][2][4], std::uint32_t from, int strip,
+                                      const StripPlace& place, const Context& context) {
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if constexpr (kGeneral) {
+          if (context.threshold != 0) drop(s[h][j], h, strip + j, place, context);
+        }
+        const std::uint32_t p[4] = {F::pair(s[h][j][0][0], s[h][j][0][1]), F::pair(s[h][j][0][2], s[h][j][0][3]),
+                                    F::pair(s[h][j][1][0], s[h][j][1][1]), F::pair(s[h][j][1][2], s[h][j][1][3])};
+        float ones[4] = {sum[h][0], 0, sum[h][1], 0};  // row sums of the rounded probabilities, by a column of ones
+        if (!kGeneral || context.threshold == 0) {
+          F::mma(ones, p, F::kOnes, F::kOnes);
+          sum[h][0] = ones[0];
+          sum[h][1] = ones[2];
+        }
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const uint4 v = load_shared(from + j * (2 * kExchange) + (h * kSteps + i) * 1024 + 512);
+          F::mma(o[h][2 * i], p, v.x, v.y);
+          F::mma(o[h][2 * i + 1], p, v.z, v.w);
+        }
+      }
+    }
+  }
+
+  // Adds the probabilities to the row sums and then drops some of them.
+  __device__ __forceinline__ void drop(float (&s)[2][4], int head, int strip, const StripPlace& place,
+                                       const Context& context) {
+    const int t = lane_id() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[head][r] += quad_sum((s[0][2 * r] + s[0][2 * r + 1]) + (s[1][2 * r] + s[1][2 * r + 1]));
+      const Philox4 draws = dropout_draws(context.key, context.row[r] + head,
+                                          static_cast<std::uint32_t>(context.query[r]), place.pitch < 16 ? 0 : strip);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const std::uint32_t kept = keeps_pair(draws, 8 * n + 2 * t, place.pitch, context.threshold);
+        if ((kept & 1) == 0) s[n][2 * r] = 0;
+        if ((kept & 2) == 0) s[n][2 * r + 1] = 0;
+      }
+    }
+  }
+
+  // qkv: the group's accumulators. bias: the folded biases of its columns. out: O as the A of the next product.
+  __device__ __forceinline__ void run(const float (&qkv)[S::kGroupWidth / 2], const float* bias,
+                                      const StripPlace& place, std::uint32_t exchange, float keep_scale,
+                                      const Context& context, std::uint32_t (*out)[4]) {
+    const int t = lane_id() & 3;
+    constexpr int kWidth = S::kHeadDim / 2;  // accumulators of one matrix of a head
+    const std::uint32_t own = exchange + place.own * (2 * kExchange);
+    std::uint32_t q[kHeads][kSteps][4];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      // Two rows (0: g, 1: g + 8) of accumulator tile n of matrix m, with its bias.
+      const auto rounded = [&](int m, int n, int r, bool biased) {
+        const float* c = qkv + (3 * h + m) * kWidth + 4 * n + 2 * r;
+        if (!biased) return F::pair(c[0], c[1]);
+        const float2 b = *reinterpret_cast<const float2*>(bias + (3 * h + m) * S::kHeadDim + 8 * n + 2 * t);
+        return F::pair(c[0] + b.x, c[1] + b.y);
+      };
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        store_shared(own + (h * kSteps + i) * 1024,
+                     make_uint4(rounded(1, 2 * i, 0, kGeneral), rounded(1, 2 * i + 1, 0, kGeneral),
+                                rounded(1, 2 * i, 1, kGeneral), rounded(1, 2 * i + 1, 1, kGeneral)));
+        store_shared(
+            own + (h * kSteps + i) * 1024 + 512,
+            make_uint4(transpose(rounded(2, 2 * i, 0, kGeneral)), transpose(rounded(2, 2 * i, 1, kGeneral)),
+                       transpose(rounded(2, 2 * i + 1, 0, kGeneral)), transpose(rounded(2, 2 * i + 1, 1, kGeneral))));
+        q[h][i][0] = rounded(0, 2 * i, 0, true);
+        q[h][i][1] = rounded(0, 2 * i, 1, true);
+        q[h][i][2] = rounded(0, 2 * i + 1, 0, true);
+        q[h][i][3] = rounded(0, 2 * i + 1, 1, true);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[h][r] = -INFINITY;
+        sum[h][r] = 0;
+      }
+#pragma unroll
+      for (int n = 0; n < 4 * kTiles; ++n) o[h][n >> 2][n & 3] = 0;
+    }
+    if (place.barrier_threads != 0) {
+      barrier(place.barrier_number, place.barrier_threads);
+    } else {
+      __syncwarp();
+    }
+    int strip = 0;
+    for (; strip + 2 <= place.strips; strip += 2) keys<2>(strip, q, place, exchange, context);
+    if (strip < place.strips) keys<1>(strip, q, place, exchange, context);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float r0 = reciprocal(sum[h][0]) * keep_scale, r1 = reciprocal(sum[h][1]) * keep_scale;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        std::uint32_t(&a)[4] = out[h * kSteps + i];
+        a[0] = F::pair(o[h][2 * i][0] * r0, o[h][2 * i][1] * r0);
+        a[1] = F::pair(o[h][2 * i][2] * r1, o[h][2 * i][3] * r1);
+        a[2] = F::pair(o[h][2 * i + 1][0] * r0, o[h][2 * i + 1][1] * r0);
+        a[3] = F::pair(o[h][2 * i + 1][2] * r1, o[h][2 * i + 1][3] * r1);
+      }
+    }
+  }
+};
+
+}  // namespace axial::kernels::cuda
