@@ -88,7 +88,9 @@ wheel() {
     { rm -rf "$tmp"; die "pip could not download $spec"; }
   unzip -q -o "$tmp"/*.whl "$@" -d "$tmp/unpacked" || { rm -rf "$tmp"; die "the wheel of $spec could not be unpacked in $cache"; }
   mkdir -p "$root"
-  cp -a "$tmp/unpacked/." "$root/" || { rm -rf "$tmp"; die "$spec could not be copied to $root"; }
+  # Links first: an interrupted set-up leaves whole files or none, never a part that looks like a library.
+  cp -alf "$tmp/unpacked/." "$root/" 2>/dev/null || cp -a "$tmp/unpacked/." "$root/" ||
+    { rm -rf "$tmp"; die "$spec could not be copied to $root"; }
   rm -rf "$tmp"
 }
 

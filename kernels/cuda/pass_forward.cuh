@@ -12,8 +12,8 @@
 
 namespace axial::kernels::cuda {
 
-// kGeneral: relative bias, causal lines, dropout, QKV bias, per-sample scale; the plain kernel folds all biases of
-// V into the output's and leaves those of K out, which softmax does not see.
+// kGeneral: relative bias, causal lines, dropout, per-sample scale. The plain kernel takes the biases of V from the
+// output's, where they were folded, and leaves those of K out, which softmax does not see.
 template <class S, bool kGeneral>
 __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
     pass_forward_kernel(const __grid_constant__ PassArguments p) {
