@@ -50,6 +50,13 @@ struct GradcheckArguments {
 };
 int run_gradcheck(const GradcheckArguments& arguments);
 
+struct BenchArguments {
+  std::vector<std::string> shapes, dtypes;  // empty: the device's usual ones
+  std::string device = "auto", backend = "both", json;
+  int repeats = 0;  // 0: the device's usual number
+};
+int run_bench(const BenchArguments& arguments);
+
 // Parses the command line and runs the command; never throws.
 int run_program(int argc, char** argv);
 

@@ -109,6 +109,18 @@ int parse_and_run(int argc, char** argv) {
                               "make one gradient wrong by 1e-3, to see that the check catches it");
   gradcheck_command->footer("Exit code 1 on any mismatch.\nExample: axial gradcheck --device cuda --json check.json");
 
+  BenchArguments bench;
+  CLI::App* bench_command = program.add_subcommand("bench", "time the layer, fused and reference side by side");
+  bench_command->add_option("--shapes", bench.shapes, "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
+      ->type_name("SHAPE");
+  bench_command->add_option("--dtype", bench.dtypes, "bfloat16, float16, tf32, float32")->type_name("TYPE");
+  bench_command->add_option("--device", bench.device, "cpu, cuda, cuda:N or auto (default auto)");
+  bench_command->add_option("--backend", bench.backend, "fused, reference or both (default both)");
+  bench_command->add_option("--repeats", bench.repeats, "timed calls of each kind (default 50, on the CPU 10)")
+      ->check(CLI::Range(1, 100000));
+  bench_command->add_option("--json", bench.json, "write the table as JSON, too")->type_name("FILE");
+  bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json");
+
   std::vector<std::string> arguments = split_resume(argc, argv);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   const auto commands = program.get_subcommands([](const CLI::App*) { return true; });
@@ -116,7 +128,7 @@ int parse_and_run(int argc, char** argv) {
       std::none_of(commands.begin(), commands.end(),
                    [&](const CLI::App* command) { return command->get_name() == arguments.back(); })) {
     throw ConfigError("command line: unknown command " + arguments.back() +
-                      "; expected train, eval, predict, config, info or gradcheck");
+                      "; expected train, eval, predict, config, info, gradcheck or bench");
   }
   try {
     program.parse(arguments);
@@ -136,7 +148,8 @@ int parse_and_run(int argc, char** argv) {
   if (*predict_command) return run_predict(predict);
   if (*config_command) return run_config(config);
   if (*info_command) return run_info(info);
-  return run_gradcheck(gradcheck);
+  if (*gradcheck_command) return run_gradcheck(gradcheck);
+  return run_bench(bench);
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ TEST_F(Commands, OverridesAfterAConfigAreNotSwallowed) {
 }
 
 TEST_F(Commands, HelpGoesToStandardOutput) {
-  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck"}) {
+  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck", "bench"}) {
     const Outcome o = command.empty() ? run({"--help"}) : run({command, "--help"});
     EXPECT_EQ(o.code, 0);
     EXPECT_EQ(o.err, "");

@@ -1,0 +1,81 @@
+#include <ctime>
+#include <iostream>
+
+#include "app/bench/cases.h"
+#include "app/bench/floor.h"
+#include "app/bench/machine.h"
+#include "app/bench/measure.h"
+#include "app/bench/report.h"
+#include "app/commands/commands.h"
+#include "app/config/load.h"
+#include "app/run/atomic_file.h"
+#include "app/train/build.h"
+
+namespace axial::app {
+
+namespace {
+
+constexpr int kRepeatsOnCuda = 50, kRepeatsOnCpu = 10;
+
+std::vector<Backend> parse_backend(const std::string& text) {
+  if (text == "fused") return {Backend::kFused};
+  if (text == "reference") return {Backend::kReference};
+  if (text == "both") return {Backend::kFused, Backend::kReference};
+  throw ConfigError("command line: --backend: " + text + ": expected fused, reference or both");
+}
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+}  // namespace
+
+int run_bench(const BenchArguments& a) {
+  // Everything that can be wrong with the command line shows before anything is measured.
+  const std::vector<Backend> backends = parse_backend(a.backend);
+  const TrainConfig train = load_config({}, {"train.device=" + a.device}).train;
+  if (a.device == "cpu") (void)bench::parse_types(a.dtypes, false);
+  (void)bench::parse_shapes(a.shapes);
+  (void)bench::parse_types(a.dtypes, true);
+  configure_libtorch(train);  // as training runs: threads, deterministic operators
+  const at::Device device = select_device(train.device);
+  const bool cuda = device.is_cuda();
+  const auto shapes = bench::parse_shapes(a.shapes.empty() ? bench::default_shapes(cuda) : a.shapes);
+  const auto types = bench::parse_types(a.dtypes.empty() ? bench::default_types(cuda) : a.dtypes, cuda);
+  if (!a.json.empty()) AtomicFile can_be_written(a.json);
+
+  const auto machine = bench::make_machine(device);
+  bench::Run run;
+  run.machine = machine.get();
+  run.repeats = a.repeats > 0 ? a.repeats : cuda ? kRepeatsOnCuda : kRepeatsOnCpu;
+  run.date = now();
+  if (cuda) run.rates = bench::measure_rates(*machine, types);
+
+  const bench::Report report(run, shapes);
+  std::cout << report.header() << std::flush;
+  std::vector<bench::Measurement> all;
+  for (const bench::Shape& shape : shapes) {
+    for (const bench::Type& type : types) {
+      std::vector<bench::Measurement> side_by_side;
+      for (const Backend backend : backends) {
+        side_by_side.push_back(bench::measure(*machine, shape, type, backend, run.repeats));
+      }
+      std::cout << report.rows(side_by_side) << std::flush;
+      all.insert(all.end(), side_by_side.begin(), side_by_side.end());
+    }
+  }
+  std::cout << report.footer(all) << std::flush;
+  if (!a.json.empty()) {
+    AtomicFile file(a.json);
+    file.write(report.json(all).dump(1) + "\n");
+    file.commit();
+  }
+  return 0;
+}
+
+}  // namespace axial::app
