@@ -23,6 +23,7 @@ struct Dataset {
   at::Tensor labels;                 // int64 [N], each in [0, classes)
   std::vector<std::string> classes;  // class names, by label
   std::vector<double> mean, std;     // per channel, of pixels scaled to [0, 1]
+  std::vector<std::string> notes;    // what the user should know of the files that were read, a line each
   std::int64_t size() const { return images.defined() ? images.size(0) : 0; }
 };
 

@@ -19,7 +19,7 @@ constexpr std::int64_t kMostPixels = 100'000'000;
 
 // Both throw DataError(path: what) and leave nothing behind. `path` is only named, `file` is its content.
 Pixels decode_png(const std::filesystem::path& path, const std::vector<std::uint8_t>& file);
-// gray: asked for the luma that most JPEGs hold as it is; may still return RGB.
+// gray: asked for the luma that most JPEGs hold as it is; may still return RGB. Turned upright by Exif's orientation.
 Pixels decode_jpeg(const std::filesystem::path& path, const std::vector<std::uint8_t>& file, bool gray);
 
 }  // namespace axial::data

@@ -7,6 +7,7 @@
 #include <jerror.h>
 
 #include "data/decode.h"
+#include "data/exif.h"
 #include "data/files.h"
 
 namespace axial::data {
@@ -53,6 +54,7 @@ bool read_header(Reader& reader, const std::uint8_t* data, std::size_t size) {
   if (setjmp(reader.jump)) return false;
   jpeg_create_decompress(&reader.jpeg);
   reader.jpeg.progress = &reader.progress;
+  jpeg_save_markers(&reader.jpeg, JPEG_APP0 + 1, 0xffff);  // Exif's, whole
   jpeg_mem_src(&reader.jpeg, data, static_cast<unsigned long>(size));
   jpeg_read_header(&reader.jpeg, TRUE);
   return true;
@@ -73,6 +75,15 @@ bool read_pixels(Reader& reader, std::uint8_t* out, std::size_t stride) {
   }
   jpeg_finish_decompress(&reader.jpeg);
   return true;
+}
+
+// Of the first marker that says one.
+int orientation_of(const jpeg_decompress_struct& jpeg) {
+  for (const jpeg_marker_struct* marker = jpeg.marker_list; marker != nullptr; marker = marker->next) {
+    const int orientation = exif_orientation(marker->data, marker->data_length);
+    if (orientation != 1) return orientation;
+  }
+  return 1;
 }
 
 // CMYK to RGB in place. Adobe's files hold 255 minus the ink, others the ink.
@@ -101,6 +112,7 @@ Pixels decode_jpeg(const std::filesystem::path& path, const std::vector<std::uin
   const auto damaged = [&] { fail(path, "damaged JPEG (" + std::string(reader.message) + ")"); };
   if (!read_header(reader, file.data(), file.size())) damaged();
 
+  const int orientation = orientation_of(jpeg);  // markers are gone when decoding is done
   Pixels& pixels = reader.pixels;
   pixels.height = jpeg.image_height;
   pixels.width = jpeg.image_width;
@@ -128,7 +140,7 @@ Pixels decode_jpeg(const std::filesystem::path& path, const std::vector<std::uin
     cmyk_to_rgb(pixels.bytes, jpeg.saw_Adobe_marker);
     pixels.channels = 3;
   }
-  return std::move(reader.pixels);
+  return upright(std::move(reader.pixels), orientation);
 }
 
 }  // namespace axial::data

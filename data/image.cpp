@@ -110,7 +110,7 @@ at::Tensor fit(const at::Tensor& image, std::int64_t height, std::int64_t width)
       .contiguous();
 }
 
-std::vector<fs::path> list_images(const fs::path& dir) {
+std::vector<fs::path> list_images(const fs::path& dir, std::vector<fs::path>* others) {
   const auto hidden = [](const fs::path& path) { return path.filename().native().front() == '.'; };
   const auto is_image = [](const fs::path& path) {
     std::string extension = path.extension().string();
@@ -127,6 +127,8 @@ std::vector<fs::path> list_images(const fs::path& dir) {
       if (entry->is_directory(ignored)) entry.disable_recursion_pending();
     } else if (is_image(entry->path()) && entry->is_regular_file(ignored)) {
       found.push_back(entry->path());
+    } else if (others != nullptr && !entry->is_directory(ignored)) {
+      others->push_back(entry->path());
     }
     entry.increment(error);
   }

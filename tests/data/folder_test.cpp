@@ -1,4 +1,6 @@
 // Image folders: what counts as a class and as an image, and errors from any thread.
+#include <functional>
+
 #include <ATen/ATen.h>
 
 #include "data/image.h"
@@ -13,6 +15,16 @@ void write_flat(const fs::path& path, std::uint8_t value, int size = 8) {
   fs::create_directories(path.parent_path());
   const std::size_t count = static_cast<std::size_t>(3 * size * size);
   write_png(path, {.width = size, .height = size, .type = PNG_COLOR_TYPE_RGB}, Bytes(count, value));
+}
+
+// Names may hold line ends; the log takes care of those.
+std::string error_of_any(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 class Folder : public ::testing::Test {
@@ -73,6 +85,30 @@ TEST_F(Folder, Case27FirstBadFileIsNamedFromAnyWorker) {
   }
 }
 
+TEST_F(Folder, NamesOfClassesAreText) {
+  write_flat(dir_ / "train/\xe7\x8c\xab \xc3\xa9/1.png", 1);
+  EXPECT_EQ(load_split().classes.size(), 3u);
+  for (const std::string name : {"ap\xff", "a\nb", "a\x1b[2J", "\xed\xa0\x80", "\xc3"}) {
+    write_flat(dir_ / "train" / name / "1.png", 1);
+    const std::string error = error_of_any([&] { load_split(); });
+    expect_parts(error, {(dir_ / "train" / name).string(), "must be UTF-8"});
+    fs::remove_all(dir_ / "train" / name);
+  }
+}
+
+TEST_F(Folder, WhatIsNotUsedIsCounted) {
+  EXPECT_TRUE(load_split().notes.empty());
+  write(dir_ / "train/cat/.hidden.webp", {1});
+  EXPECT_TRUE(load_split().notes.empty()) << "hidden files are nobody's pictures";
+  write(dir_ / "train/cat/deep/b.webp", {1});
+  write(dir_ / "train/cat/deep/c.gif", {1});
+  write(dir_ / "train/loose.png", {1});
+  const std::vector<std::string> notes = load_split().notes;
+  ASSERT_EQ(notes.size(), 1u);
+  expect_parts(notes[0], {"3 files were not used", (dir_ / "train/cat/deep/b.webp").string()});
+  EXPECT_TRUE(load_split(Split::kTest).notes.empty());
+}
+
 TEST_F(Folder, WhatIsMissingIsNamed) {
   write_flat(dir_ / "test/eel/1.png", 1);
   expect_parts(error_of([&] { load_split(Split::kTest); }), {(dir_ / "test/eel").string(), "is a class that"});
@@ -83,6 +119,8 @@ TEST_F(Folder, WhatIsMissingIsNamed) {
   fs::rename(dir_ / "train", dir_ / "training");
   expect_parts(error_of([&] { load_split(); }), {dir_.path().string(), "'train'"});
   expect_parts(error_of([&] { load({.name = "image_folder", .dir = {}}, Split::kTrain); }), {"no folder given"});
+  expect_parts(error_of([&] { load({.name = "image_folder", .dir = dir_ / "gone"}, Split::kTrain); }),
+               {"gone", "no such folder"});
   expect_parts(error_of([&] { list_images(dir_ / "absent"); }), {"absent", "cannot be listed"});
 }
 

@@ -56,6 +56,7 @@ struct JpegKind {
   bool progressive = false;
   J_COLOR_SPACE space = JCS_UNKNOWN;  // stored; unknown: libjpeg's choice
   bool adobe_marker = true;           // of CMYK
+  std::vector<std::uint8_t> app1 = {};  // content of an APP1 marker (Exif); empty: none
 };
 
 // `bytes`: gray, RGB or CMYK, pixel by pixel.
@@ -77,6 +78,9 @@ inline void write_jpeg(const std::filesystem::path& path, const JpegKind& kind, 
   jpeg_set_quality(&jpeg, 97, TRUE);
   if (kind.progressive) jpeg_simple_progression(&jpeg);
   jpeg_start_compress(&jpeg, TRUE);
+  if (!kind.app1.empty()) {
+    jpeg_write_marker(&jpeg, JPEG_APP0 + 1, kind.app1.data(), static_cast<unsigned>(kind.app1.size()));
+  }
   Bytes copy = bytes;
   const std::size_t row = static_cast<std::size_t>(kind.width * kind.components);
   while (jpeg.next_scanline < jpeg.image_height) {
