@@ -6,7 +6,8 @@
 namespace axial::app {
 
 int run_config(const ConfigArguments& a) {
-  std::cout << (a.keys ? describe_keys() : to_yaml(load_config(a.configs, a.overrides), /*with_help=*/true)) << std::flush;
+  const Config config = load_config(a.configs, a.overrides);
+  std::cout << (a.keys ? describe_keys(config) : to_yaml(config, /*with_help=*/true)) << std::flush;
   return 0;
 }
 

@@ -1,5 +1,6 @@
 #include "app/config/check.h"
 
+#include <cmath>
 #include <initializer_list>
 
 #include "app/config/load.h"
@@ -58,6 +59,10 @@ class Checker {
         fail({"model.heads", "model.dim"}, stage + "expected at most " + std::to_string(kMaxHeadDim) +
                                                " channels a head, found " +
                                                std::to_string(model.dim[i] / model.heads[i]));
+      }
+      // as model/block.cpp rounds it
+      if (std::llround(model.mlp_ratio * static_cast<double>(model.dim[i])) < 1) {
+        fail({"model.mlp_ratio", "model.dim"}, stage + "the hidden width of the MLP rounds to 0");
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <sstream>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -50,6 +51,21 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
+// Lines of at most kDescriptionWidth columns, indented, broken between words.
+std::string wrap(const std::string& text) {
+  const std::string indent(4, ' ');
+  std::istringstream words(text);
+  std::string result, line;
+  for (std::string word; words >> word;) {
+    if (!line.empty() && indent.size() + line.size() + 1 + word.size() > kDescriptionWidth) {
+      result += indent + line + "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return result + indent + line + "\n";
+}
+
 class Loader {
  public:
   Loader() {
@@ -83,7 +99,7 @@ class Loader {
     const Origin origin{"command line", false};
     const std::size_t equals = argument.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw ConfigError("command line: " + excerpt(argument) + ": expected key=value, such as optim.lr=1e-3");
+      throw ConfigError("command line: " + excerpt(argument) + ": expected key=value, such as optim.lr=1e-3 (a file is given with -c FILE)");
     const std::string path = argument.substr(0, equals);
     const std::string value = argument.substr(equals + 1);
     const std::size_t dot = path.find('.');
@@ -193,17 +209,21 @@ std::string to_yaml(const Config& config, bool with_help) {
   return text;
 }
 
-std::string describe_keys() {
-  const auto pad = [](std::string text, std::size_t width) {
-    text.resize(std::max(text.size(), width), ' ');
-    return text;
-  };
+std::string describe_keys(const Config& config) {
   std::string text;
   for (const Key& key : schema()) {
-    text += pad(key.path, 27) + pad(print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")"), 46) +
-            "  default " + pad(key.preset, 14) + "  " + key.help + "\n";
+    const std::string value = print_value(key, config);
+    text += key.path + " = " + value + (value == key.preset ? "  (default)" : "  (default " + key.preset + ")") + "\n" +
+            wrap(print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")") +
+                 (key.may_change_on_resume ? "; may change on resume" : "")) +
+            wrap(key.help);
   }
   return text;
+}
+
+bool is_override(const std::string& argument) {
+  const std::size_t dot = argument.find('.');
+  return dot != std::string::npos && argument.find('=', dot) != std::string::npos && is_section(argument.substr(0, dot));
 }
 
 std::vector<std::string> differing_keys(const Config& a, const Config& b) {

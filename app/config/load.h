@@ -1,7 +1,7 @@
 // From YAML files and key=value arguments to a checked Config, and back to YAML.
 #pragma once
 
-#include <iosfwd>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -33,8 +33,13 @@ Config override_config(const Config& base, const std::vector<std::string>& files
 // behind it as a comment.
 std::string to_yaml(const Config& config, bool with_help = false);
 
-// One line per key for --help and documentation: key, type and range, default, unit, help.
-std::string describe_keys();
+// Every key with its value in `config`, type and range, unit, default and meaning, in lines of at most
+// kDescriptionWidth columns.
+inline constexpr std::size_t kDescriptionWidth = 100;
+std::string describe_keys(const Config& config);
+
+// "section.name=value" with a section that there is: what an argument that could also be a file's name is taken for.
+bool is_override(const std::string& argument);
 
 // The keys (full paths) whose values differ.
 std::vector<std::string> differing_keys(const Config& a, const Config& b);

@@ -1,6 +1,8 @@
 #include "app/config/schema.h"
 
+#include <algorithm>
 #include <initializer_list>
+#include <iterator>
 
 namespace axial::app {
 namespace {
@@ -33,7 +35,7 @@ struct Adder {
   [[gnu::noinline]] void operator()(const char* path, Field (*field)(Config&), const char* preset,
                                     const Limits& limits, const char* unit, const char* help,
                                     const char* other_names = "") {
-    keys.push_back({path, field, preset, limits, unit, help, other_names});
+    keys.push_back({path, field, preset, limits, unit, help, other_names, false, false});
   }
 };
 
@@ -84,17 +86,17 @@ std::vector<Key> make_schema() {
 
   add("data.dataset", FIELD(data.dataset), "fashion_mnist",
       one_of({"fashion_mnist", "mnist", "cifar10", "cifar100", "image_folder", "synthetic"}), "",
-      "image set; image_folder reads train/CLASS/... and test/CLASS/... below dir", "name set");
+      "image set; image_folder reads PNG and JPEG files in train/CLASS/ and test/CLASS/ below dir", "name set");
   add("data.dir", FIELD(data.dir), "\"\"", any(), "",
-      "folder of the set's files; empty: the usual places are tried", "path root data_dir directory folder");
+      "folder of the set's files; empty: $AXIAL_DATA/NAME, datasets/NAME and the system's are tried", "path root data_dir directory folder");
   add("data.batch_size", FIELD(data.batch_size), "128", integer(1, 1048576), "images",
       "images in a training batch, per process", "batch bs batchsize");
   add("data.eval_batch_size", FIELD(data.eval_batch_size), "512", integer(1, 1048576), "images",
       "images in a batch of evaluation", "validation_batch_size test_batch_size");
   add("data.drop_last", FIELD(data.drop_last), "true", any(), "",
-      "leave out a last training batch that is not full");
+      "leave out a last training batch that is not full (other images each epoch)");
   add("data.validation_fraction", FIELD(data.validation_fraction), "0", below(0, 1), "",
-      "part of the training set held out for validation; 0: the test set validates", "val_split val_fraction");
+      "part of the training set held out to choose the best epoch; 0: the test set is used for that", "val_split val_fraction");
   add("data.train_limit", FIELD(data.train_limit), "0", integer(0, 1000000000), "images",
       "use only the first so many training images; 0: all", "limit max_samples");
   add("data.mean", FIELD(data.mean), "[]", list(real(-1000, 1000), 0, 16), "",
@@ -116,9 +118,9 @@ std::vector<Key> make_schema() {
   add("data.folder_channels", FIELD(data.folder_channels), "3", integer(1, 3), "",
       "dataset image_folder: 1 (gray) or 3 (colour)");
   add("data.folder_height", FIELD(data.folder_height), "32", integer(1, 4096), "pixels",
-      "dataset image_folder: height that every image is brought to");
+      "dataset image_folder: height of the images; the middle part of these proportions is cut out and resized");
   add("data.folder_width", FIELD(data.folder_width), "32", integer(1, 4096), "pixels",
-      "dataset image_folder: width that every image is brought to");
+      "dataset image_folder: width of the images");
 
   add("augment.pad_crop", FIELD(augment.pad_crop), "0", integer(0, 256), "pixels",
       "zero padding on each side before a random crop to the old size; 0: off", "crop random_crop padding");
@@ -196,10 +198,38 @@ std::vector<Key> make_schema() {
 #undef FIELD
 // clang-format on
 
+// Keys that a resumed run may change: they do not touch what the updates compute, except in its rounding
+// (train.threads, train.device, model.backend), and except train.epochs, which stretches the schedule from there on.
+// What differs is said aloud.
+constexpr const char* kOnResume[] = {"train.epochs",     "train.device",        "train.threads",      "train.eval_every",
+                                     "train.keep_last",  "train.log_every",     "train.on_nonfinite", "train.output",
+                                     "train.tensorboard", "train.checkpoint_every", "data.dir",
+                                     "data.eval_batch_size", "model.backend"};
+
+// Keys that count when a trained model is evaluated or asked; everything else is in the model.
+constexpr const char* kOnEval[] = {"train.device",          "train.threads",         "train.precision",
+                                   "model.backend",         "data.dataset",          "data.dir",
+                                   "data.eval_batch_size",  "data.synthetic_train",  "data.synthetic_test",
+                                   "data.synthetic_channels", "data.synthetic_height", "data.synthetic_width",
+                                   "data.synthetic_classes", "data.folder_channels", "data.folder_height",
+                                   "data.folder_width"};
+
+template <std::size_t n>
+bool is_one_of(const char* const (&names)[n], const std::string& path) {
+  return std::find(std::begin(names), std::end(names), path) != std::end(names);
+}
+
 }  // namespace
 
 const std::vector<Key>& schema() {
-  static const std::vector<Key> keys = make_schema();
+  static const std::vector<Key> keys = [] {
+    std::vector<Key> made = make_schema();
+    for (Key& key : made) {
+      key.may_change_on_resume = is_one_of(kOnResume, key.path);
+      key.may_change_on_eval = is_one_of(kOnEval, key.path);
+    }
+    return made;
+  }();
   return keys;
 }
 
@@ -208,6 +238,14 @@ const Key* find_key(const std::string& path) {
     if (key.path == path) return &key;
   }
   return nullptr;
+}
+
+std::string keys_that(bool Key::*property) {
+  std::string text;
+  for (const Key& key : schema()) {
+    if (key.*property) text += (text.empty() ? "" : ", ") + key.path;
+  }
+  return text;
 }
 
 }  // namespace axial::app

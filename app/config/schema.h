@@ -46,6 +46,7 @@ struct Key {
   std::string unit;  // "" where a number is just a number
   std::string help;
   std::string other_names;  // what other programs call it, separated by spaces: for suggestions only
+  bool may_change_on_resume = false, may_change_on_eval = false;  // of a run that is resumed, of a model that is taken
   std::string section() const { return path.substr(0, path.find('.')); }
   std::string leaf() const { return path.substr(path.find('.') + 1); }
 };
@@ -54,5 +55,8 @@ struct Key {
 const std::vector<Key>& schema();
 
 const Key* find_key(const std::string& path);  // nullptr where there is none
+
+// "train.epochs, train.device, ...": the keys of that property.
+std::string keys_that(bool Key::*property);
 
 }  // namespace axial::app

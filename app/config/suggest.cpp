@@ -66,20 +66,23 @@ std::string suggest_key(const std::string& section, const std::string& unknown) 
   if (!renamed.empty()) return "here it is called " + alternatives(renamed);
 
   std::string nearest;
-  std::size_t best = static_cast<std::size_t>(-1);
+  std::size_t best = static_cast<std::size_t>(-1), changes = 0;
   for (const Key& key : schema()) {
     std::vector<std::string> names = words(key.other_names);
     names.push_back(key.leaf());
     for (const std::string& name : names) {
       // other sections lose ties, and another program's name loses to our own
-      const std::size_t d =
-          4 * distance(leaf, name) + (key.section() == section ? 0 : 3) + (name == key.leaf() ? 0 : 1);
+      const std::size_t typos = distance(leaf, name);
+      const std::size_t d = 4 * typos + (key.section() == section ? 0 : 3) + (name == key.leaf() ? 0 : 1);
       if (d < best) {
         best = d;
+        changes = typos;
         nearest = key.path;
       }
     }
   }
+  // More than a third of the letters changed is another word, not a misspelling.
+  if (3 * changes > std::max<std::size_t>(leaf.size(), 3)) return "axial config --keys lists all of them";
   return "did you mean " + nearest + "?";
 }
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <sstream>
 
+#include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/mark.h>
@@ -150,6 +151,8 @@ NodePtr parse_yaml(const std::string& text, const Origin& origin) {
     TreeBuilder rest(origin);
     if (parser.HandleNextDocument(rest))
       throw ConfigError(origin.name + ": more than one YAML document (a second ---, or text after the end)");
+  } catch (const YAML::DeepRecursion& error) {
+    throw ConfigError(origin.at(error.mark.line + 1) + ": not valid YAML for a configuration: nested too deep");
   } catch (const YAML::Exception& error) {
     throw ConfigError(origin.at(error.mark.line + 1) + ": not valid YAML: " + error.msg);
   }

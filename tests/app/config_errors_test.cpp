@@ -36,10 +36,14 @@ TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
   EXPECT_HAS(error_of("1: 2"), "x.yaml:1: 1: unknown key");
   EXPECT_EQ(override_error("optim.learning_rte=0.1"),
             "command line: optim.learning_rte: unknown key; did you mean optim.lr?");
+  for (const char* wild : {"foo=1", "foo.bar=1", "model.whatever=2", "zzzzzzzz=1"}) {
+    EXPECT_HAS(override_error(wild), "unknown key; axial config --keys lists all of them");
+  }
   EXPECT_HAS(override_error("lr=0.1"), "command line: lr: unknown key; it belongs in another section: optim.lr");
   EXPECT_HAS(override_error("model.dim.x=1"), "command line: model.dim.x: unknown key");
   EXPECT_HAS(override_error("model={dim: 32}"), "command line: model: expected a key, found a section");
   EXPECT_HAS(override_error("epochs"), "command line: epochs: expected key=value");
+  EXPECT_HAS(override_error("configs/smoke.yaml"), "a file is given with -c FILE");
   EXPECT_HAS(override_error("=1"), "expected key=value");
   EXPECT_LT(override_error(std::string(100000, 'x') + ".y=1").size(), 200u);
 }
@@ -119,7 +123,7 @@ TEST(ConfigErrors, WrongDocuments) {
   EXPECT_HAS(error_of("optim: {lr: " + std::string(5000, '{')), "x.yaml:1: ");
   std::string list;
   for (int i = 0; i < 100000; ++i) list += "- ";
-  EXPECT_HAS(error_of(list + "1"), "x.yaml:1: not valid YAML");
+  EXPECT_HAS(error_of(list + "1"), "x.yaml:1: not valid YAML for a configuration: nested too deep");
 }
 
 TEST(ConfigErrors, WrongFiles) {
@@ -159,6 +163,7 @@ TEST(ConfigErrors, KeysThatMustFitEachOther) {
   EXPECT_HAS(error_of("data: {dataset: image_folder, mean: 0.5, std: 1}"),
              "expected one entry per channel (3), found 1");
   EXPECT_HAS(error_of("data: {folder_channels: 2}"), "expected 1 (gray) or 3 (colour), found 2");
+  EXPECT_HAS(error_of("model:\n  mlp_ratio: 1e-9\n"), "x.yaml:2: model.mlp_ratio: stage 1: the hidden width");
   EXPECT_HAS(error_of("augment: {erase_area: [0.3, 0.1]}"), "expected the least value first");
   EXPECT_HAS(error_of("optim: {name: sgd, nesterov: true, momentum: 0}"), "needs a momentum above 0");
   EXPECT_HAS(override_error("model.heads=5"), "command line: model.heads: stage 1");

@@ -1,6 +1,8 @@
 // Configuration: defaults, files, overrides, printing.
 #include <algorithm>
 #include <filesystem>
+#include <regex>
+#include <sstream>
 
 #include <gtest/gtest.h>
 
@@ -157,10 +159,39 @@ TEST(Config, NumbersAreReadTheWayTheyAreWritten) {
     EXPECT_EQ(integer(text), "no") << text;
 }
 
-TEST(Config, DescriptionNamesEveryKey) {
-  const std::string text = describe_keys();
-  for (const Key& key : schema()) EXPECT_HAS("\n" + text, "\n" + key.path + " ");
-  EXPECT_EQ(static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')), schema().size());
+TEST(Config, DescriptionNamesEveryKeyWithItsValueInLinesThatFit) {
+  const std::string text = "\n" + describe_keys(load_config({}, {"train.epochs=77"}));
+  for (const Key& key : schema()) {
+    const bool changed = key.path == "train.epochs";
+    EXPECT_HAS(text, "\n" + key.path + " = " + (changed ? "77" : key.preset) +
+                         (changed ? "  (default " + key.preset + ")\n" : "  (default)\n"));
+  }
+  EXPECT_HAS(text, "an integer in 1..1000000 (epochs); may change on resume\n");
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kDescriptionWidth) << line;
+}
+
+TEST(Config, WhatMayBeAFileNameIsAnOverrideOnlyInASection) {
+  for (const char* text : {"data.dir=/x", "optim.lr=1", "data.no_such=1", "train.output="}) EXPECT_TRUE(is_override(text)) << text;
+  for (const char* text : {"7", "a.png", "a=b.png", "photo.x=1.png", "./data.dir=x", "dir/data.png", ""}) {
+    EXPECT_FALSE(is_override(text)) << text;
+  }
+}
+
+// Every "section.key" that the documentation names is a key.
+TEST(Config, DocumentationNamesKeysThatThereAre) {
+  std::size_t count = 0;
+  for (const char* name : {"README.md", "configs/README.md", "app/README.md", "data/README.md", "CONTRIBUTING.md"}) {
+    const std::string text = testing::get(std::filesystem::path(AXIAL_SOURCE_DIR) / name);
+    ASSERT_FALSE(text.empty()) << name;
+    const std::regex word("[`( ](model|data|augment|optim|train)\\.([a-z_]+)(?=[`=),. :;])");
+    for (std::sregex_iterator match(text.begin(), text.end(), word), end; match != end; ++match, ++count) {
+      const std::string path = (*match)[1].str() + "." + (*match)[2].str();
+      const bool file = (*match)[2] == "log" || (*match)[2] == "h" || (*match)[2] == "cpp";  // train.log, augment.h
+      EXPECT_TRUE(file || find_key(path) != nullptr) << name << ": " << path;
+    }
+  }
+  EXPECT_GT(count, 5u);
 }
 
 }  // namespace
