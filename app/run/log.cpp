@@ -134,6 +134,14 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// Names of files may hold anything, and a terminal would obey it.
+std::string without_controls(std::string text) {
+  for (char& c : text) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 }  // namespace
 
 void set_level(Level level) {
@@ -161,7 +169,7 @@ void write(Level level, const std::string& message) {
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (level < s.level) return;
-  const std::string text = level >= Level::kWarning ? one_line(message) : message;
+  const std::string text = without_controls(level >= Level::kWarning ? one_line(message) : message);
   s.console->log(record(level, text));
   if (s.file == nullptr) return;
   try {

@@ -62,6 +62,8 @@ std::vector<Record> parse(const std::string& text) {
 
 std::string rows_before(const fs::path& path, const std::vector<std::string>& columns, std::int64_t resume_step) {
   const auto fail = [&](const std::string& what) { throw RunError(path.string() + ": " + what); };
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) fail("is a folder, expected a file; move it away");
   std::ifstream stream(path, std::ios::binary);
   if (!stream) return "";
   const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};

@@ -29,7 +29,9 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-bool is_run(const fs::path& path) { return is_there(path / "config.yaml") || is_there(path / "checkpoints"); }
+bool is_event_file(const std::string& name) {
+  return name.rfind("events.out.tfevents.", 0) == 0 && name.size() > 6 && name.compare(name.size() - 6, 6, ".axial") == 0;
+}
 
 void make_folder(const fs::path& path) {
   std::error_code error;
@@ -101,36 +103,55 @@ void remove_file(const fs::path& path) {
 }
 
 // What a run writes, by name; whatever else lies there is somebody's.
+bool is_of_run(const std::string& name) {
+  return is_event_file(name) || name == "config.yaml" || name == "train.log" || name == "metrics.csv";
+}
+
+bool is_run(const fs::path& path) {
+  if (is_there(path / "checkpoints")) return true;
+  const std::vector<fs::path> files = files_in(path);
+  return std::any_of(files.begin(), files.end(), [](const fs::path& file) { return is_of_run(file.filename().string()); });
+}
+
 void remove_run(const fs::path& path) {
   for (const fs::path& file : files_in(path / "checkpoints")) {
     const std::string name = file.filename().string();
     if (name == "last.safetensors" || name == "best.safetensors" || epoch_number(name) >= 0) remove_file(file);
   }
   for (const fs::path& file : files_in(path)) {
-    const std::string name = file.filename().string();
-    const bool event = name.rfind("events.out.tfevents.", 0) == 0 && name.size() > 6 &&
-                       name.compare(name.size() - 6, 6, ".axial") == 0;
-    if (event || name == "config.yaml" || name == "train.log" || name == "metrics.csv") remove_file(file);
+    if (is_of_run(file.filename().string())) remove_file(file);
   }
+}
+
+void refuse_existing(const fs::path& path, RunDirectory::Mode mode) {
+  if (mode != RunDirectory::Mode::kNew || !is_run(path)) return;
+  fail(path, "a run is there already; continue it (--resume), replace it (--overwrite), or choose another folder");
 }
 
 }  // namespace
 
 RunDirectory::RunDirectory(fs::path path, Mode mode) : path_(std::move(path)) {
-  const auto refuse_existing = [&] {
-    if (mode == Mode::kNew && is_run(path_))
-      fail(path_, "a run is there already; continue it (--resume), replace it (--overwrite), or choose another folder");
-  };
-  refuse_existing();
+  refuse_existing(path_, mode);
   make_folder(path_);
   lock_ = acquire_lock(path_);
-  refuse_existing();  // somebody may have been faster
+  refuse_existing(path_, mode);  // somebody may have been faster
   make_folder(path_ / "checkpoints");
   check_writable(path_);
   check_writable(path_ / "checkpoints");
   remove_stale_temporaries(path_);
   remove_stale_temporaries(path_ / "checkpoints");
   if (mode == Mode::kOverwrite) remove_run(path_);
+}
+
+void RunDirectory::check(const fs::path& path, Mode mode) {
+  refuse_existing(path, mode);
+  std::error_code error;
+  fs::path above = fs::absolute(path, error).lexically_normal();
+  while (!is_there(above) && above.has_relative_path()) above = above.parent_path();
+  if (!fs::is_directory(above, error)) {
+    fail(path, "cannot be made: " + (error ? describe_error(error.value()) : above.string() + " is no folder"));
+  }
+  check_writable(above);
 }
 
 fs::path RunDirectory::epoch(std::int64_t number) const {

@@ -12,7 +12,7 @@ namespace axial::app {
 
 // Makes `path` (and checkpoints/ in it), makes sure that it can be written before anything starts, and keeps
 // every other process from writing the same run for as long as it lives (flock on .lock; a killed process
-// leaves no lock behind). An existing run (a folder with config.yaml or checkpoints) is refused unless
+// leaves no lock behind). An existing run (a folder with anything that a run writes) is refused unless
 // kOverwrite, which removes what a run writes and nothing else, or kResume, which keeps it (and starts a run
 // where none is: a checkpoint may be resumed into a folder of its own). What killed writers left goes in any
 // case. Throws RunError with path and reason.
@@ -20,6 +20,8 @@ class RunDirectory {
  public:
   enum class Mode { kNew, kOverwrite, kResume };
   RunDirectory(std::filesystem::path path, Mode mode);
+  // Throws what the constructor would, as far as that shows without leaving anything behind.
+  static void check(const std::filesystem::path& path, Mode mode);
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path last() const { return path_ / "checkpoints" / "last.safetensors"; }

@@ -91,6 +91,28 @@ TEST(RunDirectory, TheLastFewEpochsStay) {
   EXPECT_EQ(names_in(scratch / "checkpoints"), (Names{"epoch-x.safetensors", "last.safetensors"}));
 }
 
+TEST(RunDirectory, AnyFileOfARunIsARun) {
+  for (const char* name : {"config.yaml", "metrics.csv", "train.log", "events.out.tfevents.1.h.2.0.axial"}) {
+    const Scratch scratch;
+    put(scratch / name, "mine");
+    EXPECT_HAS(error_of(scratch.path(), Mode::kNew), "a run is there already") << name;
+    EXPECT_EQ(get(scratch / name), "mine");
+    EXPECT_EQ(names_in(scratch.path()).size(), 1u);
+  }
+}
+
+TEST(RunDirectory, CheckLeavesNothingBehind) {
+  const Scratch scratch;
+  EXPECT_NO_THROW(RunDirectory::check(scratch / "a" / "b", Mode::kNew));
+  EXPECT_TRUE(names_in(scratch.path()).empty());
+  put(scratch / "file", "");
+  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check(scratch / "file" / "run", Mode::kNew); }), "cannot be made");
+  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check("/proc/none", Mode::kNew); }), "is not writable");
+  { const RunDirectory run(scratch / "run", Mode::kNew); }
+  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check(scratch / "run", Mode::kNew); }), "a run is there already");
+  EXPECT_NO_THROW(RunDirectory::check(scratch / "run", Mode::kResume));
+}
+
 TEST(RunDirectory, OneProcessAtATime) {
   const Scratch scratch;
   auto run = std::make_unique<RunDirectory>(scratch.path(), Mode::kNew);

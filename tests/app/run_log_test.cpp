@@ -42,11 +42,12 @@ TEST(Log, PlainLinesWithoutATerminal) {
     log::warning("two");
     log::progress_done();
     log::error("three\nlines\n");
+    log::warning("a name\x1b[2J of the user's");
     log::write(log::Level::kDebug, "hidden");
     log::set_level(log::Level::kWarning);
     log::info("hidden");
   });
-  EXPECT_EQ(without_times(text), "[time] one\naxial: warning: two\naxial: error: three lines\n");
+  EXPECT_EQ(without_times(text), "[time] one\naxial: warning: two\naxial: error: three lines\naxial: warning: a name?[2J of the user's\n");
 }
 
 TEST(Log, TheFileIsAppendedToAndFlushedAtOnce) {
