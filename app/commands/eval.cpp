@@ -1,12 +1,13 @@
 #include <chrono>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include "app/commands/commands.h"
+#include "app/commands/result.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
+#include "app/train/checks.h"
 #include "app/train/evaluate.h"
+#include "app/train/report.h"
 #include "app/train/state.h"
 
 namespace axial::app {
@@ -16,20 +17,22 @@ int run_eval(const EvalArguments& a) {
   const Config& config = loaded.info.config;
   const data::Dataset test = load_test(config);
   check_images(test, loaded.info.spec);
+  log_notes(test);
   data::Batches batches(test, batch_options(config, loaded.info.spec, false), loaded.device,
                         compute_type(config.train.precision));
-  log::info("evaluating " + resolve_checkpoint(a.checkpoint).string() + " on " + std::to_string(test.size()) +
-            " test images of " + config.data.dataset + ", on " + loaded.device.str());
+  const std::string checkpoint = resolve_checkpoint(a.checkpoint).string();
+  log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " + config.data.dataset +
+            ", on " + loaded.device.str());
   const auto start = std::chrono::steady_clock::now();
   const Evaluation e = evaluate(loaded.model, batches);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const nlohmann::ordered_json line = {{"top1", e.top1},
-                                       {"loss", e.loss},
-                                       {"epochs", loaded.info.progress.epoch},
-                                       {"images_per_second", static_cast<double>(e.samples) / seconds},
-                                       {"train_seconds", loaded.info.progress.train_seconds},
-                                       {"run", a.checkpoint}};
-  std::cout << line.dump() << std::endl;
+  print_result({{"top1", rounded(e.top1, 6)},
+                {"loss", rounded(e.loss, 4)},
+                {"epochs", loaded.info.progress.epoch},
+                {"images_per_second", rounded(static_cast<double>(e.samples) / seconds, 1)},
+                {"train_seconds", rounded(loaded.info.progress.train_seconds, 1)},
+                {"run", a.checkpoint},
+                {"checkpoint", checkpoint}});
   return 0;
 }
 

@@ -11,6 +11,8 @@
 #include "app/config/load.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
+#include "app/train/checks.h"
+#include "app/train/report.h"
 #include "app/train/state.h"
 #include "data/image.h"
 
@@ -18,18 +20,24 @@ namespace axial::app {
 
 namespace {
 
-// A number, where no file has that name: an index into the test set.
+// A number, where no file has that name (which is said, since it may surprise): an index into the test set.
 std::optional<std::int64_t> test_index(const std::string& input) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(input.data(), input.data() + input.size(), value);
-  if (error != std::errc() || end != input.data() + input.size() || std::filesystem::exists(input)) return std::nullopt;
-  return value;
+  if (error != std::errc() || end != input.data() + input.size()) return std::nullopt;
+  std::error_code ignored;
+  if (!std::filesystem::exists(input, ignored)) return value;
+  log::warning(input + ": taken as the file of that name, not as the test image of that number");
+  return std::nullopt;
 }
 
 }  // namespace
 
 int run_predict(const PredictArguments& a) {
-  LoadedModel loaded = load_model(a.checkpoint, a.device, {});
+  std::vector<std::string> inputs, overrides;
+  for (const std::string& argument : a.inputs) (is_override(argument) ? overrides : inputs).push_back(argument);
+  if (inputs.empty()) throw ConfigError("command line: input: expected image files or indices into the test set");
+  LoadedModel loaded = load_model(a.checkpoint, a.device, overrides);
   const ImageSpec& spec = loaded.info.spec;
   const at::ScalarType dtype = compute_type(loaded.info.config.train.precision);
   data::Dataset test;  // loaded when the first index asks for it
@@ -38,20 +46,21 @@ int run_predict(const PredictArguments& a) {
   const auto top = std::min<std::int64_t>(a.top, static_cast<std::int64_t>(spec.classes.size()));
   at::NoGradGuard no_grad;
   int failures = 0;
-  for (const std::string& input : a.inputs) {
+  for (const std::string& input : inputs) {
     at::Tensor image;  // uint8 [channels, height, width]
     try {
       if (const auto index = test_index(input)) {
         if (!test.images.defined()) {
           test = load_test(loaded.info.config);
           check_images(test, spec);
+          log_notes(test);
         }
         if (*index < 0 || *index >= test.size()) {
           throw data::DataError(input + ": no such test image (0 to " + std::to_string(test.size() - 1) + ")");
         }
         image = test.images[*index];
       } else {
-        image = data::resize(data::read_image(input, spec.channels), spec.height, spec.width);
+        image = data::fit(data::read_image(input, spec.channels), spec.height, spec.width);  // as training did
       }
     } catch (const data::DataError& e) {  // the other inputs still get their answer
       log::error(e.what());

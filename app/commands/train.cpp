@@ -1,10 +1,12 @@
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
-
 #include "app/commands/commands.h"
+#include "app/commands/result.h"
 #include "app/config/load.h"
+#include "app/config/schema.h"
+#include "app/config/value.h"
 #include "app/run/log.h"
 #include "app/run/run_directory.h"
 #include "app/run/run_error.h"
@@ -17,15 +19,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Keys that a resumed run may change: they do not touch what the updates compute, except train.epochs, which
-// changes the schedule from here on and is said aloud.
-bool may_change_on_resume(const std::string& key) {
-  for (const char* free : {"train.epochs", "train.device", "train.threads", "train.eval_every", "train.checkpoint_every",
-                           "train.keep_last", "train.log_every", "train.on_nonfinite", "train.output", "train.tensorboard",
-                           "data.dir", "data.eval_batch_size", "model.backend"}) {
-    if (key == free) return true;
-  }
-  return false;
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
 }
 
 fs::path newest_run(const fs::path& root) {
@@ -43,6 +39,20 @@ fs::path newest_run(const fs::path& root) {
   return newest;
 }
 
+// Of a run that was killed before its first last.safetensors, or whose disk was full: what there is instead.
+std::string other_checkpoint(const fs::path& checkpoints) {
+  fs::path newest;
+  fs::file_time_type newest_time;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(checkpoints, ignored)) {
+    const auto time = fs::last_write_time(entry.path(), ignored);
+    if (entry.path().extension() != ".safetensors" || (!newest.empty() && time <= newest_time)) continue;
+    newest = entry.path();
+    newest_time = time;
+  }
+  return newest.empty() ? "" : "; there is --resume=" + newest.string();
+}
+
 // The checkpoint to resume from and its run's folder.
 std::pair<fs::path, fs::path> resume_paths(const TrainArguments& a) {
   fs::path from = a.resume_from;
@@ -52,14 +62,68 @@ std::pair<fs::path, fs::path> resume_paths(const TrainArguments& a) {
   std::error_code ignored;
   if (fs::is_directory(from, ignored)) {
     const fs::path last = from / "checkpoints" / "last.safetensors";
-    if (!fs::exists(last, ignored)) throw RunError(from.string() + ": no checkpoints/last.safetensors to resume from");
-    return {last, from};
+    if (is_there(last)) return {last, from};
+    throw RunError(from.string() + ": no checkpoints/last.safetensors to resume from" +
+                   other_checkpoint(from / "checkpoints"));
   }
-  if (!fs::exists(from, ignored)) throw RunError(from.string() + ": no such file or folder to resume from");
+  if (!is_there(from)) throw RunError(from.string() + ": no such file or folder to resume from");
   const fs::path folder = fs::absolute(from).parent_path();
   if (folder.filename() == "checkpoints") return {from, folder.parent_path()};
   if (a.output.empty()) throw RunError(from.string() + ": not in a run's checkpoints folder; name the run with --output DIR");
   return {from, a.output};
+}
+
+// A relative data.dir means something in the folder where the run was started, and nothing later.
+void make_dir_absolute(Config& config) {
+  const fs::path dir = config.data.dir;
+  if (dir.empty() || dir.is_absolute()) return;
+  fs::path whole = fs::absolute(dir).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();
+  config = override_config(config, {}, {"data.dir=" + whole.string()});  // checked as any text is
+}
+
+std::string change_note(const std::string& path, const Config& before, const Config& after) {
+  const Key& key = *find_key(path);
+  std::string note = "resuming with " + path + " = " + print_value(key, after) + " (was " + print_value(key, before) + ")";
+  if (path == "train.epochs") {
+    note += ": the learning rate follows the schedule of " + print_value(key, after) + " epochs from here on";
+  }
+  if (path == "train.threads" || path == "train.device" || path == "model.backend") {
+    note += ": results may differ from the uninterrupted run's in rounding";
+  }
+  return note;
+}
+
+void prepare_resume(const TrainArguments& a, TrainRequest& request) {
+  fs::path own;
+  std::tie(request.checkpoint, own) = resume_paths(a);
+  request.run = a.output.empty() ? own : fs::path(a.output);
+  // Another run's folder is not this one's to write in.
+  std::error_code ignored;
+  const bool same = request.run == own || fs::equivalent(request.run, own, ignored);
+  const bool in_own = same && fs::absolute(request.checkpoint).parent_path().filename() == "checkpoints";
+  request.mode = in_own ? RunDirectory::Mode::kResume : RunDirectory::Mode::kNew;
+  CheckpointInfo info = checkpoint_info(read_safetensors(request.checkpoint), request.checkpoint);
+  request.threads = info.threads;
+  request.config = override_config(info.config, a.configs, a.overrides);
+  make_dir_absolute(info.config);
+  make_dir_absolute(request.config);
+  for (const std::string& key : differing_keys(info.config, request.config)) {
+    if (!find_key(key)->may_change_on_resume) {
+      throw ConfigError(key + ": differs from the run in " + request.checkpoint.string() +
+                        ", and a resumed run cannot change it; it may change " +
+                        keys_that(&Key::may_change_on_resume));
+    }
+    request.notes.push_back(change_note(key, info.config, request.config));
+  }
+}
+
+// A launcher that starts several processes would get as many complete runs, each on its own.
+void check_one_process() {
+  const char* size = std::getenv("WORLD_SIZE");
+  if (size == nullptr || std::atoi(size) <= 1) return;
+  throw ConfigError(std::string("WORLD_SIZE=") + size + ": axial train runs in one process; start it without torchrun, " +
+                    "or unset WORLD_SIZE");
 }
 
 }  // namespace
@@ -67,42 +131,36 @@ std::pair<fs::path, fs::path> resume_paths(const TrainArguments& a) {
 int run_train(const TrainArguments& a) {
   if (a.resume && a.overwrite) throw ConfigError("command line: --resume and --overwrite exclude each other");
   if (a.overwrite && a.output.empty()) throw ConfigError("command line: --overwrite needs --output DIR");
+  check_one_process();
   TrainRequest request;
-  request.overwrite = a.overwrite;
   request.stop_after = a.stop_after;
   if (a.resume) {
-    std::tie(request.checkpoint, request.run) = resume_paths(a);
-    if (!a.output.empty()) request.run = a.output;
-    const CheckpointInfo info = checkpoint_info(read_safetensors(request.checkpoint), request.checkpoint);
-    request.config = override_config(info.config, a.configs, a.overrides);
-    for (const std::string& key : differing_keys(info.config, request.config)) {
-      if (!may_change_on_resume(key)) {
-        throw ConfigError(key + ": differs from the run in " + request.checkpoint.string() +
-                          ", and a resumed run cannot change it");
-      }
-      log::info("resuming with another " + key);
-    }
+    prepare_resume(a, request);
   } else {
     request.config = load_config(a.configs, a.overrides);
+    make_dir_absolute(request.config);
     request.run = a.output;
+    if (a.overwrite) request.mode = RunDirectory::Mode::kOverwrite;
   }
+  // The name of a new run is chosen later; where it goes shows now.
+  RunDirectory::check(request.run.empty() ? fs::path(request.config.train.output) / "new" : request.run, request.mode);
   if (a.dry_run) {
-    dry_run(request.config);
+    dry_run(request);
     return 0;
   }
-  if (request.run.empty()) request.run = new_run_path(request.config.train.output, request.config.data.dataset);
   const TrainResult result = train(request);
   if (result.nothing_to_do) {
     log::info(request.checkpoint.string() + ": the run is finished (" + std::to_string(result.epochs) +
               " epochs); nothing to do (raise train.epochs to go on)");
   }
-  const nlohmann::ordered_json line = {{"top1", result.top1},
-                                       {"loss", result.loss},
-                                       {"epochs", result.epochs},
-                                       {"images_per_second", result.images_per_second},
-                                       {"train_seconds", result.train_seconds},
-                                       {"run", request.run.string()}};
-  std::cout << line.dump() << std::endl;
+  print_result({{"top1", rounded(result.top1, 6)},
+                {"loss", rounded(result.loss, 4)},
+                {"epochs", result.epochs},
+                {"best_top1", rounded(result.best_top1, 6)},
+                {"best_epoch", result.best_epoch > 0 ? Json(result.best_epoch) : Json()},
+                {"images_per_second", rounded(result.images_per_second, 1)},
+                {"train_seconds", rounded(result.train_seconds, 1)},
+                {"run", result.run.string()}});
   return result.signal == 0 ? 0 : 128 + result.signal;
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <thread>
 
+#include <zlib.h>
+
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
@@ -15,6 +17,7 @@
 #endif
 
 #include "app/config/load.h"
+#include "app/train/checks.h"
 #include "kernels/kernels.h"
 
 namespace axial::app {
@@ -73,28 +76,32 @@ std::string cuda_problem() {
   return {};
 }
 
-at::Device select_device(const std::string& name) {
+std::string device_problem(at::Device device) {
+  if (device.index() >= static_cast<int>(at::getNumGPUs())) {
+    return "there are " + std::to_string(at::getNumGPUs()) + " CUDA devices, numbered from 0";
+  }
+  (void)at::empty({1}, at::TensorOptions(device));  // makes the context; a broken driver shows here
+  const c10::DeviceGuard guard(device);
+  const kernels::Status status = kernels::cuda::usable();
+  return status.ok() ? std::string() : std::string(status.message);
+}
+
+at::Device select_device(const std::string& name, const std::string& option) {
   if (name == "cpu") return at::kCPU;
   std::string reason = cuda_problem();
   if (reason.empty()) {
     const at::Device device = name == "auto" || name == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(name);
-    if (device.index() >= static_cast<int>(at::getNumGPUs())) {
-      throw DeviceError("train.device: " + name + ": there are " + std::to_string(at::getNumGPUs()) +
-                        " CUDA devices, numbered from 0");
-    }
-    (void)at::empty({1}, at::TensorOptions(device));  // makes the context; a broken driver shows here
-    const c10::DeviceGuard guard(device);
-    const kernels::Status status = kernels::cuda::usable();
-    if (status.ok()) return device;
-    reason = status.message;
+    reason = device_problem(device);
+    if (reason.empty()) return device;
   }
-  if (name != "auto") throw DeviceError("train.device: " + name + ": " + reason);
-  return at::kCPU;
+  if (name == "auto") return at::kCPU;
+  throw DeviceError(option + name + ": " + reason + "; " + option + "cpu runs without a GPU");
 }
 
-void configure_libtorch(const TrainConfig& config) {
+void configure_libtorch(const TrainConfig& config, std::int64_t threads) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  at::set_num_threads(config.threads > 0 ? static_cast<int>(config.threads) : cores);
+  if (config.threads > 0) threads = config.threads;
+  at::set_num_threads(threads > 0 ? static_cast<int>(threads) : cores);
   auto& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
   context.setDeterministicFillUninitializedMemory(false);
@@ -113,12 +120,17 @@ at::ScalarType compute_type(const std::string& precision) {
   return at::kFloat;
 }
 
-data::Dataset load_test(const Config& config) { return data::load(dataset_options(config), data::Split::kTest); }
+data::Dataset load_test(const Config& config) {
+  check_folder(config);
+  return data::load(dataset_options(config), data::Split::kTest);
+}
 
 DataSets load_data(const Config& config) {
+  check_folder(config);
   DataSets sets;
   sets.train = data::load(dataset_options(config), data::Split::kTrain);
   sets.test = load_test(config);
+  check_images(sets.test, image_spec(config, sets.train));
   sets.validation = sets.test;
   if (config.data.validation_fraction > 0) {
     // The last part of a fixed permutation is held out, whatever the seed: runs stay comparable.
@@ -139,6 +151,7 @@ DataSets load_data(const Config& config) {
   if (config.data.train_limit > 0 && config.data.train_limit < sets.train.size()) {
     sets.train = part(sets.train, 0, config.data.train_limit);
   }
+  check_batches(config, sets.train);
   return sets;
 }
 
@@ -150,6 +163,10 @@ ImageSpec image_spec(const Config& config, const data::Dataset& set) {
   spec.classes = set.classes;
   spec.mean = config.data.mean.empty() ? set.mean : config.data.mean;
   spec.std = config.data.std.empty() ? set.std : config.data.std;
+  spec.train_images = set.size();
+  const at::Tensor labels = set.labels.contiguous();
+  spec.label_checksum = static_cast<std::uint32_t>(
+      crc32_z(0, static_cast<const unsigned char*>(labels.const_data_ptr()), labels.nbytes()));
   const auto channels = static_cast<std::size_t>(spec.channels);
   if (spec.mean.size() != channels || spec.std.size() != channels) {
     throw ConfigError("data.mean, data.std: expected " + std::to_string(channels) + " numbers, one per channel of " +
@@ -157,18 +174,6 @@ ImageSpec image_spec(const Config& config, const data::Dataset& set) {
                       std::to_string(spec.std.size()));
   }
   return spec;
-}
-
-void check_images(const data::Dataset& set, const ImageSpec& spec) {
-  auto shape = [](std::int64_t c, std::int64_t h, std::int64_t w, std::size_t classes) {
-    return std::to_string(c) + "x" + std::to_string(h) + "x" + std::to_string(w) + " images of " + std::to_string(classes) +
-           " classes";
-  };
-  const std::string found = shape(set.images.size(1), set.images.size(2), set.images.size(3), set.classes.size());
-  const std::string expected = shape(spec.channels, spec.height, spec.width, spec.classes.size());
-  if (found != expected) {
-    throw data::DataError(set.name + ": " + found + ", but the model was trained on " + expected);
-  }
 }
 
 AxialClassifierOptions classifier_options(const Config& config, const ImageSpec& spec) {

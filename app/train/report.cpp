@@ -24,6 +24,8 @@ std::string exact(double value) {
   return {text, end};
 }
 
+constexpr std::int64_t kFewShare = 20;  // leaving out more than one image in so many is worth a warning
+
 std::string join(const std::vector<std::int64_t>& values) {
   std::string text;
   for (const auto v : values) text += (text.empty() ? "" : ",") + std::to_string(v);
@@ -39,14 +41,25 @@ std::string duration(double seconds) {
   return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
 }
 
+void log_notes(const data::Dataset& set) {
+  for (const std::string& note : set.notes) log::warning(set.name + ": " + note);
+}
+
+std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches) {
+  if (epochs_done == 0 && batch == 0) return "before the first batch";
+  const std::string epoch = "after epoch " + std::to_string(epochs_done + (batch > 0 ? 1 : 0)) + "/" + std::to_string(epochs);
+  if (batch == 0) return epoch;
+  return epoch + ", batch " + std::to_string(batch) + (batches > 0 ? "/" + std::to_string(batches) : "");
+}
+
 void log_run_header(const RunHeader& h) {
   std::int64_t parameters = 0;
   for (const auto& p : h.model.parameters(true)) parameters += p.numel();
   const auto [rows, columns] = h.model.grid();
   const ModelConfig& m = h.config.model;
   log::info(format("data: %s, %lld training and %lld %s images of %lldx%lldx%lld, %zu classes",
-                   h.config.data.dataset.c_str(), static_cast<long long>(h.train_images),
-                   static_cast<long long>(h.validation_images), h.held_out ? "held-out" : "test",
+                   h.config.data.dataset.c_str(), static_cast<long long>(h.sets.train.size()),
+                   static_cast<long long>(h.sets.validation.size()), h.sets.held_out ? "held-out" : "test",
                    static_cast<long long>(h.spec.channels), static_cast<long long>(h.spec.height),
                    static_cast<long long>(h.spec.width), h.spec.classes.size()));
   log::info(format("model: %lldx%lld tokens, dim %s, heads %s, depth %s, %lld parameters, backend %s",
@@ -57,12 +70,28 @@ void log_run_header(const RunHeader& h) {
                    h.config.optim.name.c_str(), h.device.str().c_str(), h.config.train.precision.c_str(),
                    static_cast<long long>(h.config.train.epochs), static_cast<long long>(h.batches),
                    static_cast<long long>(h.config.data.batch_size), static_cast<long long>(h.updates)));
+  log_notes(h.sets.train);
+  if (!h.sets.test.notes.empty() && h.sets.test.notes != h.sets.train.notes) log_notes(h.sets.test);
+  const std::int64_t unused = h.sets.train.size() - h.batches * h.config.data.batch_size;
+  if (unused <= 0) return;
+  const std::string text = std::to_string(unused) + " of " + std::to_string(h.sets.train.size()) +
+                           " training images are left out of each epoch (others each time): the last batch is not full";
+  if (unused * kFewShare <= h.sets.train.size()) {
+    log::info(text);
+  } else {
+    log::warning(text + "; set data.drop_last=false or another data.batch_size");
+  }
 }
 
 std::string progress_line(const ProgressLine& p) {
   return format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  lr %.2e  %.0f images/s  ETA %s",
                 static_cast<long long>(p.epoch + 1), static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
                 static_cast<long long>(p.batches), p.loss, 100 * p.top1, p.lr, p.rate, duration(p.seconds_left).c_str());
+}
+
+std::vector<std::string> EpochReport::csv_columns() {
+  return {"epoch",    "step",     "lr",        "train_loss",        "train_top1",
+          "val_loss", "val_top1", "best_top1", "images_per_second", "seconds"};
 }
 
 std::vector<std::string> EpochReport::csv_row() const {
@@ -80,11 +109,12 @@ std::vector<std::pair<std::string, double>> EpochReport::scalars() const {
   return values;
 }
 
-std::string EpochReport::line(std::int64_t epochs) const {
+std::string EpochReport::line(std::int64_t epochs, bool held_out) const {
   std::string text = format("epoch %lld/%lld done: train loss %.4f, top1 %.2f %%", static_cast<long long>(epoch),
                             static_cast<long long>(epochs), train_loss, 100 * train_top1);
   if (!std::isnan(val_top1)) {
-    text += format("; validation loss %.4f, top1 %.2f %% (best %.2f %%)", val_loss, 100 * val_top1, 100 * best_top1);
+    text += format("; %s loss %.4f, top1 %.2f %%", held_out ? "validation" : "test", val_loss, 100 * val_top1);
+    if (!std::isnan(best_top1)) text += format(" (best %.2f %%)", 100 * best_top1);
   }
   return text + format("; %.0f images/s, %s", images_per_second, duration(seconds).c_str());
 }

@@ -18,11 +18,17 @@ struct RunHeader {
   const ImageSpec& spec;
   const AxialClassifierImpl& model;
   at::Device device;
-  std::int64_t train_images, validation_images;
-  bool held_out;
+  const DataSets& sets;
   std::int64_t batches, updates;  // an epoch
 };
 void log_run_header(const RunHeader& header);
+
+// What a user should know of the files that a set was read from, as warnings.
+void log_notes(const data::Dataset& set);
+
+// Where a run stands, counted from 1 as the progress line counts: "after epoch 2/12", "after epoch 3/12, batch 44/64",
+// "before the first batch". `epochs` are complete, `batch` batches of the next are done; batches 0: unknown.
+std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches = 0);
 
 struct ProgressLine {
   std::int64_t epoch, epochs, batch, batches;
@@ -37,11 +43,13 @@ struct EpochReport {
   std::int64_t epoch = 0, step = 0;
   double lr = 0, train_loss = 0, train_top1 = 0;
   double val_loss = std::numeric_limits<double>::quiet_NaN(), val_top1 = val_loss;  // NaN: not evaluated
-  double best_top1 = -1, images_per_second = 0, seconds = 0;
+  double best_top1 = val_loss;                                                      // NaN: none yet
+  double images_per_second = 0, seconds = 0;
 
-  std::vector<std::string> csv_row() const;  // in the order of metrics.csv's header; empty where unknown
+  static std::vector<std::string> csv_columns();
+  std::vector<std::string> csv_row() const;  // in that order; empty where unknown
   std::vector<std::pair<std::string, double>> scalars() const;
-  std::string line(std::int64_t epochs) const;
+  std::string line(std::int64_t epochs, bool held_out) const;  // held_out: else it is the test set that validates
 };
 
 }  // namespace axial::app

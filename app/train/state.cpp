@@ -1,11 +1,15 @@
 #include "app/train/state.h"
 
 #include <algorithm>
+#include <limits>
+
 #include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "app/config/load.h"
+#include "app/config/schema.h"
 #include "app/version.h"
 
 namespace axial::app {
@@ -110,7 +114,9 @@ Progress progress_of(const json& j) {
   j.at("train_seconds").get_to(p.train_seconds);
   j.at("images").get_to(p.images);
   j.at("last_top1").get_to(p.last_top1);
-  j.at("last_loss").get_to(p.last_loss);
+  // JSON has no NaN: a loss that was not finite was written as null.
+  const json& loss = j.at("last_loss");
+  p.last_loss = loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>();
   if (p.epoch < 0 || p.batch < 0 || p.updates < 0 || !(p.loss_scale > 0)) throw std::runtime_error("numbers out of range");
   return p;
 }
@@ -138,7 +144,9 @@ SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, 
   m["axial.config"] = to_yaml(config);
   m["axial.classes"] = json(spec.classes).dump();
   m["axial.image"] = json{{"channels", spec.channels}, {"height", spec.height}, {"width", spec.width},
-                          {"mean", spec.mean}, {"std", spec.std}}.dump();
+                          {"mean", spec.mean}, {"std", spec.std}, {"train_images", spec.train_images},
+                          {"label_checksum", spec.label_checksum}}.dump();
+  m["axial.threads"] = std::to_string(at::get_num_threads());
   m["axial.progress"] = progress_json(state.progress).dump();
   m["axial.ema_updates"] = std::to_string(state.ema ? state.ema->updates : 0);
   return file;
@@ -168,6 +176,12 @@ CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesyste
     image.at("width").get_to(info.spec.width);
     image.at("mean").get_to(info.spec.mean);
     image.at("std").get_to(info.spec.std);
+    // Not in the checkpoints of axial's first days.
+    info.spec.train_images = image.value("train_images", std::int64_t{0});
+    info.spec.label_checksum = image.value("label_checksum", std::uint32_t{0});
+    if (const auto threads = file.metadata.find("axial.threads"); threads != file.metadata.end()) {
+      info.threads = json::parse(threads->second).get<std::int64_t>();
+    }
     info.progress = progress_of(json::parse(text("axial.progress")));
     info.ema_updates = json::parse(text("axial.ema_updates")).get<std::int64_t>();
     const auto channels = static_cast<std::size_t>(info.spec.channels);
@@ -222,9 +236,15 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   loaded.info = checkpoint_info(file, path);
   std::vector<std::string> all = overrides;
   if (!device_name.empty()) all.push_back("train.device=" + device_name);
-  loaded.info.config = override_config(loaded.info.config, {}, all);
+  const Config trained = loaded.info.config;
+  loaded.info.config = override_config(trained, {}, all);
+  for (const std::string& key : differing_keys(trained, loaded.info.config)) {
+    if (find_key(key)->may_change_on_eval) continue;
+    throw ConfigError(key + ": a trained model is taken as it is; here may change: " + keys_that(&Key::may_change_on_eval));
+  }
   configure_libtorch(loaded.info.config.train);
-  loaded.device = select_device(loaded.info.config.train.device);
+  loaded.device =
+      select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");
   loaded.model = AxialClassifier(classifier_options(loaded.info.config, loaded.info.spec));
   load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
   loaded.model->to(loaded.device);

@@ -16,8 +16,8 @@
 
 namespace axial::app {
 
-// Where a run stands. Epochs and batches count from 0: `epoch` epochs are complete, and `batch` batches of
-// the next one.
+// Where a run stands: `epoch` epochs are complete, and `batch` batches of the next one. What is said of it counts
+// from 1 (position in report.h).
 struct Progress {
   std::int64_t epoch = 0;
   std::int64_t batch = 0;
@@ -29,7 +29,7 @@ struct Progress {
   std::int64_t best_epoch = 0;
   double train_seconds = 0;
   std::int64_t images = 0;       // trained on so far
-  double last_top1 = -1, last_loss = -1;  // of the latest validation
+  double last_top1 = -1, last_loss = -1;  // of the latest validation; -1: none yet
 };
 
 // Parameters and buffers by name, in a fixed order.
@@ -82,6 +82,7 @@ struct CheckpointInfo {
   ImageSpec spec;
   Progress progress;
   std::int64_t ema_updates = 0;
+  std::int64_t threads = 0;  // CPU threads that it was trained with, on which the last bits depend; 0: not known
   bool has_ema = false;
 };
 

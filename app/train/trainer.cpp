@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -9,9 +11,10 @@
 
 #include "app/config/load.h"
 #include "app/run/log.h"
-#include "app/run/run_directory.h"
 #include "app/train/build.h"
+#include "app/train/checks.h"
 #include "app/train/evaluate.h"
+#include "app/train/recorder.h"
 #include "app/train/report.h"
 #include "app/train/schedule.h"
 #include "app/train/signals.h"
@@ -25,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+double known(double value) { return value < 0 ? std::numeric_limits<double>::quiet_NaN() : value; }
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // float16's loss scale: halved where a gradient overflows, doubled after this many good updates.
@@ -36,8 +41,11 @@ class Trainer {
  public:
   explicit Trainer(const TrainRequest& request);
   TrainResult run();
+  void dry_run();
 
  private:
+  void open_run(const std::filesystem::path& folder);
+  void copy_best();
   void train_epoch();
   void update();
   void forward_backward(const data::Batch& batch, std::int64_t micro_batches);
@@ -46,7 +54,8 @@ class Trainer {
   void save(const std::filesystem::path& path);
   bool should_stop() const;
   Evaluation validate(data::Batches& batches);
-  [[noreturn]] void fail_nonfinite(double norm);
+  [[noreturn]] void fail_nonfinite(const std::string& what, double value);
+  std::string position_now() const;
 
   const TrainRequest& request_;
   const Config& config_;
@@ -55,9 +64,8 @@ class Trainer {
   ImageSpec spec_;
   data::Batches train_batches_, validation_batches_;
   TrainingState state_;
-  std::unique_ptr<RunDirectory> run_;
-  std::unique_ptr<MetricsCsv> csv_;
-  std::unique_ptr<EventWriter> events_;
+  std::unique_ptr<Recorder> recorder_;
+  const RunDirectory* run_ = nullptr;  // the recorder's
   std::filesystem::path last_checkpoint_;
   bool unsaved_ = true;  // last.safetensors does not hold this state
 
@@ -74,22 +82,25 @@ class Trainer {
 Trainer::Trainer(const TrainRequest& request)
     : request_(request),
       config_(request.config),
-      device_((configure_libtorch(request.config.train), select_device(request.config.train.device))),
+      device_((configure_libtorch(request.config.train, request.threads), select_device(request.config.train.device))),
       sets_(load_data(request.config)),
       spec_(image_spec(request.config, sets_.train)),
       train_batches_(sets_.train, batch_options(config_, spec_, true), device_, compute_type(config_.train.precision)),
       validation_batches_(sets_.validation, batch_options(config_, spec_, false), device_,
                           compute_type(config_.train.precision)),
       state_(config_, spec_, device_) {
+  check_norm(config_, *state_.model, sets_.train.size());
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
-  if (request.stop_after > 0) stop_batch_ = std::llround(request.stop_after * static_cast<double>(per_epoch_));
+  if (request.stop_after > 0) stop_batch_ = std::max(1LL, std::llround(request.stop_after * static_cast<double>(per_epoch_)));
   for (const auto& item : state_.model->named_buffers(true)) buffers_.emplace_back(item.key(), item.value());
   if (!request.checkpoint.empty()) {
     const SafetensorsFile file = read_safetensors(request.checkpoint);
-    restore(state_, file, checkpoint_info(file, request.checkpoint), request.checkpoint);
+    const CheckpointInfo info = checkpoint_info(file, request.checkpoint);
+    check_same_data(info.spec, spec_, request.checkpoint);
+    restore(state_, file, info, request.checkpoint);
     if (state_.progress.batch > per_epoch_) {
-      throw CheckpointError(request.checkpoint.string() + ": stands at batch " + std::to_string(state_.progress.batch) +
+      throw CheckpointError(request.checkpoint.string() + ": stands after batch " + std::to_string(state_.progress.batch) +
                             " of an epoch, which here has " + std::to_string(per_epoch_));
     }
     last_checkpoint_ = request.checkpoint;
@@ -102,31 +113,41 @@ bool Trainer::should_stop() const {
   return stop_batch_ >= 0 && state_.progress.epoch * per_epoch_ + state_.progress.batch >= stop_batch_;
 }
 
+std::string Trainer::position_now() const {
+  return position(state_.progress.epoch, state_.progress.batch, config_.train.epochs, per_epoch_);
+}
+
+void Trainer::open_run(const std::filesystem::path& folder) {
+  const bool resumed = !request_.checkpoint.empty();
+  recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? state_.progress.updates + 1 : -1);
+  run_ = &recorder_->run();
+  log_run_header({config_, spec_, *state_.model, device_, sets_, per_epoch_, updates_per_epoch_});
+  log::info((resumed ? "resuming run " : "run ") + run_->path().string() +
+            (resumed ? " " + position_now() + ", from " + request_.checkpoint.string() : ""));
+  for (const std::string& note : request_.notes) log::info(note);
+  if (resumed && request_.mode == RunDirectory::Mode::kNew) copy_best();
+}
+
+// A run that goes on in a folder of its own takes along the best checkpoint so far, where that lies beside the one it
+// starts from.
+void Trainer::copy_best() {
+  const std::filesystem::path best = request_.checkpoint.parent_path() / run_->best().filename();
+  std::error_code ignored;
+  if (state_.progress.best_epoch == 0 || !std::filesystem::exists(best, ignored)) return;
+  const SafetensorsFile file = read_safetensors(best);
+  if (checkpoint_info(file, best).progress.best_epoch == state_.progress.best_epoch) write_safetensors(run_->best(), file);
+}
+
 TrainResult Trainer::run() {
   Progress& p = state_.progress;
   TrainResult result;
+  result.run = request_.run;
   if (!request_.checkpoint.empty() && p.epoch >= config_.train.epochs) {
     result.nothing_to_do = true;
   } else {
-    const auto mode = request_.overwrite               ? RunDirectory::Mode::kOverwrite
-                      : !request_.checkpoint.empty() ? RunDirectory::Mode::kResume
-                                                       : RunDirectory::Mode::kNew;
-    run_ = std::make_unique<RunDirectory>(request_.run, mode);
-    run_->write_config(to_yaml(config_));
-    log::open_file(run_->path() / "train.log");
-    const std::int64_t resume_step = request_.checkpoint.empty() ? -1 : p.updates + 1;  // what came later is void
-    csv_ = std::make_unique<MetricsCsv>(
-        run_->path() / "metrics.csv",
-        std::vector<std::string>{"epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "best_top1",
-                                 "images_per_second", "seconds"},
-        resume_step);
-    if (config_.train.tensorboard) events_ = std::make_unique<EventWriter>(run_->path(), resume_step);
-    log_run_header({config_, spec_, *state_.model, device_, sets_.train.size(), sets_.validation.size(), sets_.held_out,
-                    per_epoch_, updates_per_epoch_});
-    log::info((request_.checkpoint.empty() ? "run " : "resuming run ") + run_->path().string() +
-              (request_.checkpoint.empty() ? ""
-                                           : " at epoch " + std::to_string(p.epoch) + ", batch " +
-                                                 std::to_string(p.batch) + ", from " + request_.checkpoint.string()));
+    // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
+    if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
+    open_run(result.run);
     seconds_before_ = p.train_seconds;
     images_before_ = p.images;
     const SignalGuard signals;
@@ -140,17 +161,25 @@ TrainResult Trainer::run() {
     result.signal = SignalGuard::caught();
     if (unsaved_) save(run_->last());
     if (p.epoch < config_.train.epochs) {
-      log::info("stopped at epoch " + std::to_string(p.epoch) + ", batch " + std::to_string(p.batch) + "; continue with: " +
-                "axial train --resume=" + run_->path().string());
+      log::info("stopped " + position_now() + "; continue with: axial train --resume=" + run_->path().string());
+    } else if (p.best_epoch > 0) {
+      char best[64];
+      std::snprintf(best, sizeof best, "best: epoch %lld, top1 %.2f %%", static_cast<long long>(p.best_epoch),
+                    100 * p.best_top1);
+      log::info(std::string(best) + " in checkpoints/best.safetensors, which axial eval and axial predict take");
     }
   }
   result.finished = p.epoch >= config_.train.epochs;
   result.epochs = p.epoch;
   result.train_seconds = p.train_seconds;
   result.images_per_second = p.train_seconds > 0 ? static_cast<double>(p.images) / p.train_seconds : 0;
-  result.top1 = p.last_top1;
-  result.loss = p.last_loss;
-  if (result.finished && sets_.held_out) {
+  result.top1 = known(p.last_top1);
+  result.loss = known(p.last_loss);
+  result.best_top1 = known(p.best_top1);
+  result.best_epoch = p.best_epoch;
+  if (sets_.held_out && !result.finished) {
+    result.top1 = result.loss = std::numeric_limits<double>::quiet_NaN();  // the test set was not looked at yet
+  } else if (sets_.held_out) {
     data::Batches test(sets_.test, batch_options(config_, spec_, false), device_, compute_type(config_.train.precision));
     const Evaluation e = validate(test);
     result.top1 = e.top1;
@@ -206,13 +235,17 @@ void Trainer::update() {
     at::NoGradGuard no_grad;
     const bool finite_loss = std::isfinite(group_sums_.select(0, 0).item<double>());
     const bool overflow = config_.train.precision == "float16" && finite_loss && p.loss_scale > kMinScale;
-    if (!overflow && config_.train.on_nonfinite != "skip") fail_nonfinite(norm);
+    if (!overflow && config_.train.on_nonfinite != "skip") {
+      const double loss = (group_sums_.select(0, 0) / group_sums_.select(0, 2)).item<double>();
+      if (!std::isfinite(loss)) fail_nonfinite("training loss", loss);
+      fail_nonfinite("gradient norm", norm);
+    }
     for (std::size_t i = 0; i < buffers_before_.size(); ++i) buffers_[i].second.copy_(buffers_before_[i]);
     p.skipped += 1;
     p.good_in_row = 0;
     if (overflow) p.loss_scale /= 2;
     if (finite_loss) state_.sums += group_sums_;
-    log::warning("step " + std::to_string(p.updates) + ": " + (finite_loss ? "a gradient" : "the loss") +
+    log::warning(position_now() + ": " + (finite_loss ? "a gradient" : "the loss") +
                  " is not finite; update skipped" +
                  (overflow ? ", loss scale now " + std::to_string(static_cast<long long>(p.loss_scale)) : ""));
     return;
@@ -229,15 +262,12 @@ void Trainer::update() {
   if (state_.ema) state_.ema->update(state_.tensors);
 }
 
-void Trainer::fail_nonfinite(double norm) {
-  const double loss = group_sums_.select(0, 0).item<double>() / group_sums_.select(0, 2).item<double>();
-  const bool loss_is_bad = !std::isfinite(loss);
+void Trainer::fail_nonfinite(const std::string& what, double value) {
   log::progress_done();
-  throw TrainError("step " + std::to_string(state_.progress.updates) + " (epoch " + std::to_string(state_.progress.epoch) +
-                   "): " + (loss_is_bad ? "the training loss is " : "the gradient norm is ") +
-                   std::to_string(loss_is_bad ? loss : norm) + "; stopped before the update; " +
-                   (last_checkpoint_.empty() ? "no checkpoint was written yet"
-                                             : "last good checkpoint: " + last_checkpoint_.string()) +
+  const std::string way_back = last_checkpoint_.empty() ? std::string("no checkpoint was written yet")
+                                                        : "the last checkpoint is " + last_checkpoint_.string();
+  throw TrainError(position_now() + " (" + std::to_string(state_.progress.updates) + " updates made): the " +
+                   what + " is " + std::to_string(value) + "; stopped, nothing of it was written; " + way_back +
                    " (lower optim.lr or set train.on_nonfinite=skip)");
 }
 
@@ -268,9 +298,7 @@ void Trainer::report_progress(bool end_of_epoch) {
   } else {
     log::info(line);
   }
-  if (events_ && due) {
-    events_->scalars(p.updates, {{"train/loss", s[0] / s[2]}, {"train/lr", config_.optim.lr * factor}});
-  }
+  if (due) recorder_->progress(p.updates, {{"train/loss", s[0] / s[2]}, {"train/lr", config_.optim.lr * factor}});
 }
 
 void Trainer::end_epoch() {
@@ -292,6 +320,10 @@ void Trainer::end_epoch() {
   report.train_top1 = s[1] / s[2];
   if (evaluates) {
     const Evaluation e = validate(validation_batches_);
+    // Before anything is written: checkpoints stay those of sound weights.
+    if (!std::isfinite(e.loss) && config_.train.on_nonfinite == "stop") {
+      fail_nonfinite(sets_.held_out ? "validation loss" : "test loss", e.loss);
+    }
     p.last_top1 = e.top1;
     p.last_loss = e.loss;
     report.val_loss = e.loss;
@@ -307,14 +339,13 @@ void Trainer::end_epoch() {
   p.batch = 0;
   unsaved_ = true;
   p.train_seconds = seconds_before_ + seconds_since(started_);
-  report.best_top1 = p.best_top1;
+  report.best_top1 = known(p.best_top1);
   report.seconds = p.train_seconds;
   report.images_per_second =
       static_cast<double>(p.images - images_before_) / std::max(1e-9, p.train_seconds - seconds_before_);
-  csv_->append(report.csv_row());
-  if (events_) events_->scalars(p.updates, report.scalars());
+  recorder_->epoch(report);
   log::progress_done();
-  log::info(report.line(config_.train.epochs));
+  log::info(report.line(config_.train.epochs, sets_.held_out));
   if (improved) save(run_->best());
   if (last || stopping || finished % config_.train.checkpoint_every == 0) {
     if (config_.train.keep_last > 0) {
@@ -331,24 +362,25 @@ void Trainer::save(const std::filesystem::path& path) {
   if (path == run_->last()) unsaved_ = false;
 }
 
+void Trainer::dry_run() {
+  log_run_header({config_, spec_, *state_.model, device_, sets_, per_epoch_, updates_per_epoch_});
+  for (const std::string& note : request_.notes) log::info(note);
+  if (state_.progress.epoch >= config_.train.epochs) {
+    log::info(request_.checkpoint.string() + ": the run is finished; there would be nothing to do");
+    return;
+  }
+  const data::Batch batch = train_batches_.get(state_.progress.epoch, 0);
+  const at::Tensor logits = state_.model->forward(batch.images, RandomState{state_.rng, 0}).to(at::kFloat);
+  const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels);
+  loss.backward();
+  log::info("one batch forward and backward: loss " + std::to_string(loss.item<double>()) +
+            "; nothing was trained or written");
+}
+
 }  // namespace
 
 TrainResult train(const TrainRequest& request) { return Trainer(request).run(); }
 
-void dry_run(const Config& config) {
-  configure_libtorch(config.train);
-  const at::Device device = select_device(config.train.device);
-  const DataSets sets = load_data(config);
-  const ImageSpec spec = image_spec(config, sets.train);
-  data::Batches batches(sets.train, batch_options(config, spec, true), device, compute_type(config.train.precision));
-  TrainingState state(config, spec, device);
-  log_run_header({config, spec, *state.model, device, sets.train.size(), sets.validation.size(), sets.held_out,
-                  batches.per_epoch(), ceil_div(batches.per_epoch(), config.train.accumulate)});
-  const data::Batch batch = batches.get(0, 0);
-  const at::Tensor logits = state.model->forward(batch.images, RandomState{state.rng, 0}).to(at::kFloat);
-  const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels);
-  loss.backward();
-  log::info("one batch forward and backward: loss " + std::to_string(loss.item<double>()) + "; nothing was trained or written");
-}
+void dry_run(const TrainRequest& request) { Trainer(request).dry_run(); }
 
 }  // namespace axial::app

@@ -1,5 +1,7 @@
 // What goes wrong while training, and what is left afterwards.
 
+#include <unistd.h>
+
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -40,11 +42,33 @@ TEST_F(TrainFaults, Case30_ANanLossStopsTheRunAndNamesStepAndMetric) {
   const Outcome stopped = run({"train", "--resume=run"});
   EXPECT_EQ(stopped.code, 1);
   EXPECT_EQ(stopped.out, "");
-  for (const char* part : {"step 6", "training loss is nan", "last good checkpoint"}) {
+  for (const char* part : {"after epoch 2/3, batch 1/6 (6 updates made)", "training loss is nan",
+                           "the last checkpoint is run/checkpoints/last.safetensors"}) {
     EXPECT_NE(stopped.err.find(part), std::string::npos) << part << " in " << stopped.err;
   }
   EXPECT_EQ(read_file(folder_ / "run" / "checkpoints" / "best.safetensors"), best_before);
   expect_finite(folder_ / "run" / "checkpoints" / "best.safetensors");
+}
+
+TEST_F(TrainFaults, Case30_AnEvaluationThatIsNotFiniteReplacesNoCheckpoint) {
+  auto arguments = small("run", {"optim.name=sgd"});
+  arguments.insert(arguments.end(), {"--stop-after", "1"});
+  ASSERT_EQ(run(arguments).code, 0);
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  // Running statistics that training does not read and evaluation does.
+  SafetensorsFile file = app::read_safetensors(last);
+  for (auto& [name, tensor] : file.tensors) {
+    if (name.find("running_mean") != std::string::npos) tensor.fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  app::write_safetensors(last, file);
+  const std::string before = read_file(last);
+  const Outcome o = run({"train", "--resume=run"});
+  EXPECT_EQ(o.code, 1);
+  for (const char* part : {"after epoch 2/3, batch 6/6", "test loss is nan"}) {
+    EXPECT_NE(o.err.find(part), std::string::npos) << part << " in " << o.err;
+  }
+  EXPECT_EQ(read_file(last), before);
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "checkpoints" / "epoch-0002.safetensors"));
 }
 
 TEST_F(TrainFaults, Case30_SkippedUpdatesLeaveWeightsAndStatisticsFinite) {
@@ -59,6 +83,25 @@ TEST_F(TrainFaults, Case30_SkippedUpdatesLeaveWeightsAndStatisticsFinite) {
   EXPECT_EQ(progress.at("skipped"), 12);
   EXPECT_EQ(progress.at("best_top1"), -1) << "a metric that is not finite became the best";
   EXPECT_FALSE(fs::exists(folder_ / "run" / "checkpoints" / "best.safetensors"));
+  // JSON has no NaN, and the checkpoint reads back all the same.
+  EXPECT_TRUE(nlohmann::json::parse(o.out).at("loss").is_null()) << o.out;
+  const Outcome info = run({"info", "run"});
+  EXPECT_EQ(info.code, 0) << info.err;
+  EXPECT_NE(info.out.find("after epoch 2/2"), std::string::npos) << info.out;
+  EXPECT_EQ(run({"eval", "run"}).code, 0);
+}
+
+TEST_F(TrainFaults, MetricsThatCannotBeWrittenCostNoEpoch) {
+  // metrics.csv becomes a folder while the run is on
+  Program program(small("run", {"train.epochs=40"}), folder_);
+  while (program.running() && program.err().find("epoch 2/40") == std::string::npos) ::usleep(1000);
+  fs::remove(folder_ / "run" / "metrics.csv");
+  fs::create_directory(folder_ / "run" / "metrics.csv");
+  const Outcome o = program.wait();
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("warning: run/metrics.csv: cannot be written"), std::string::npos) << o.err;
+  EXPECT_EQ(nlohmann::json::parse(o.out).at("epochs"), 40);
+  expect_error(run({"train", "--resume=run", "train.epochs=41"}), 1, {"metrics.csv: is a folder"});
 }
 
 TEST_F(TrainFaults, Case31_AnOverflowInFloat16AdvancesNothingAndTheScaleSurvivesAResume) {

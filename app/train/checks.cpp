@@ -1,0 +1,90 @@
+#include "app/train/checks.h"
+
+#include <algorithm>
+
+#include "app/checkpoint/safetensors.h"
+#include "app/config/load.h"
+
+namespace axial::app {
+
+namespace {
+
+std::string size_text(std::int64_t height, std::int64_t width) {
+  return std::to_string(height) + "x" + std::to_string(width);
+}
+
+std::string shape_text(std::int64_t channels, std::int64_t height, std::int64_t width, std::size_t classes) {
+  return std::to_string(channels) + "x" + size_text(height, width) + " images of " + std::to_string(classes) + " classes";
+}
+
+std::string differing_class(const std::vector<std::string>& found, const std::vector<std::string>& expected) {
+  for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
+    if (found[i] != expected[i]) return "class " + std::to_string(i) + " is " + found[i] + ", expected " + expected[i];
+  }
+  return {};
+}
+
+}  // namespace
+
+void check_folder(const Config& config) {
+  const std::string& dir = config.data.dir;
+  if (dir.empty() || config.data.dataset == "synthetic") return;
+  std::error_code error;
+  if (std::filesystem::is_directory(dir, error)) return;
+  throw data::DataError("data.dir: " + dir + ": " +
+                        (std::filesystem::exists(dir, error) ? "is no folder" : "no such folder") +
+                        "; name the one that holds " + config.data.dataset + " (data.dir=FOLDER)");
+}
+
+void check_batches(const Config& config, const data::Dataset& train) {
+  const DataConfig& d = config.data;
+  if (d.drop_last && train.size() < d.batch_size) {
+    throw ConfigError("data.batch_size: no full batch of " + std::to_string(d.batch_size) + " comes out of " +
+                      std::to_string(train.size()) +
+                      " training images; lower data.batch_size or set data.drop_last=false");
+  }
+  const std::int64_t height = train.images.size(2), width = train.images.size(3);
+  if (config.augment.pad_crop > 0 && config.augment.pad_crop >= std::min(height, width)) {
+    throw ConfigError("augment.pad_crop: " + std::to_string(config.augment.pad_crop) +
+                      ", expected less than the shorter side of the images (" + size_text(height, width) + ")");
+  }
+}
+
+void check_images(const data::Dataset& set, const ImageSpec& spec) {
+  const std::string found = shape_text(set.images.size(1), set.images.size(2), set.images.size(3), set.classes.size());
+  const std::string expected = shape_text(spec.channels, spec.height, spec.width, spec.classes.size());
+  if (found != expected) throw data::DataError(set.name + ": " + found + ", but the model is trained on " + expected);
+  if (const std::string other = differing_class(set.classes, spec.classes); !other.empty()) {
+    throw data::DataError(set.name + ": other classes than the model is trained on: " + other);
+  }
+}
+
+void check_same_data(const ImageSpec& before, const ImageSpec& now, const std::filesystem::path& path) {
+  const auto refuse = [&](const std::string& what) {
+    throw CheckpointError(path.string() + ": the run was trained on other images: " + what +
+                          "; point data.dir at its own, or start a new run");
+  };
+  const std::string found = shape_text(now.channels, now.height, now.width, now.classes.size());
+  const std::string expected = shape_text(before.channels, before.height, before.width, before.classes.size());
+  if (found != expected) refuse("found " + found + ", expected " + expected);
+  if (const std::string other = differing_class(now.classes, before.classes); !other.empty()) refuse(other);
+  if (before.train_images == 0) return;  // a checkpoint from before this was written down
+  if (before.train_images != now.train_images) {
+    refuse("found " + std::to_string(now.train_images) + " training images, expected " +
+           std::to_string(before.train_images));
+  }
+  if (before.label_checksum != now.label_checksum) refuse("their labels differ");
+}
+
+void check_norm(const Config& config, const AxialClassifierImpl& model, std::int64_t train_images) {
+  const ModelConfig& m = config.model;
+  const auto [rows, columns] = model.grid();
+  if (m.stem != "conv" || m.stem_norm != "batch" || rows * columns > 1) return;
+  const std::int64_t size = config.data.batch_size, rest = config.data.drop_last ? 0 : train_images % size;
+  if (size > 1 && rest != 1) return;
+  throw ConfigError(std::string("model.stem_norm: batch normalisation over one value, since the stem leaves 1x1 tokens and ") +
+                    (size == 1 ? "data.batch_size is 1" : "the last batch holds 1 image") +
+                    "; set model.stem_norm=none, a smaller model.stem_stride or another data.batch_size");
+}
+
+}  // namespace axial::app

@@ -1,0 +1,27 @@
+// What must fit together before a run starts: configuration, images, model, checkpoint. Each throws with the words of
+// the configuration what would otherwise show in the middle of a run, or not at all.
+#pragma once
+
+#include <filesystem>
+
+#include "app/config/config.h"
+#include "app/train/build.h"
+
+namespace axial::app {
+
+// data.dir is a folder. Throws data::DataError.
+void check_folder(const Config& config);
+
+// Full batches come out of the training images, and a random crop fits into them. Throws ConfigError.
+void check_batches(const Config& config, const data::Dataset& train);
+
+// A set's images and classes are those that a model is trained on. Throws data::DataError.
+void check_images(const data::Dataset& set, const ImageSpec& spec);
+
+// A resumed run sees the images that it saw before. Throws CheckpointError. `before`: of the checkpoint at `path`.
+void check_same_data(const ImageSpec& before, const ImageSpec& now, const std::filesystem::path& path);
+
+// Batch normalisation needs more than one value a channel: from one it makes no variance but NaN. Throws ConfigError.
+void check_norm(const Config& config, const AxialClassifierImpl& model, std::int64_t train_images);
+
+}  // namespace axial::app

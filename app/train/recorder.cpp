@@ -1,0 +1,40 @@
+#include "app/train/recorder.h"
+
+#include "app/config/load.h"
+#include "app/run/log.h"
+#include "app/run/run_error.h"
+
+namespace axial::app {
+
+namespace {
+
+template <class F>
+void or_warn(F write) {
+  try {
+    write();
+  } catch (const RunError& e) {
+    log::warning(e.what());
+  }
+}
+
+}  // namespace
+
+Recorder::Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
+                   std::int64_t resume_step)
+    : run_(folder, mode) {
+  run_.write_config(to_yaml(config));
+  log::open_file(run_.path() / "train.log");
+  csv_ = std::make_unique<MetricsCsv>(run_.path() / "metrics.csv", EpochReport::csv_columns(), resume_step);
+  if (config.train.tensorboard) events_ = std::make_unique<EventWriter>(run_.path(), resume_step);
+}
+
+void Recorder::epoch(const EpochReport& report) {
+  or_warn([&] { csv_->append(report.csv_row()); });
+  progress(report.step, report.scalars());
+}
+
+void Recorder::progress(std::int64_t step, const std::vector<std::pair<std::string, double>>& values) {
+  if (events_) or_warn([&] { events_->scalars(step, values); });
+}
+
+}  // namespace axial::app

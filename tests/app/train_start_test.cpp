@@ -1,0 +1,158 @@
+// What is refused before a run starts, what a refused start leaves (nothing), and what a resumed one may be.
+
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "app/checkpoint/safetensors.h"
+#include "tests/app/pictures.h"
+#include "tests/app/program.h"
+
+namespace axial::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Start : public ProgramTest {
+ protected:
+  // `axial train` of pictures in `dir`, made small; no -o.
+  std::vector<std::string> pictures(const std::string& dir, std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {"train", "-c", config("image_folder.yaml"), "data.dir=" + dir, "train.device=cpu",
+                                          "train.threads=1", "data.folder_height=8", "data.folder_width=8", "model.dim=16",
+                                          "model.depth=1", "model.stem_channels=[]", "data.batch_size=4",
+                                          "train.epochs=2", "augment.pad_crop=0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  // Without -o: the run would be in runs/.
+  std::vector<std::string> unnamed(std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"train", "-c", config("smoke.yaml"), "train.device=cpu"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  json best_progress(const std::string& run) {
+    const auto file = app::read_safetensors(folder_ / run / "checkpoints" / "best.safetensors");
+    return json::parse(file.metadata.at("axial.progress"));
+  }
+};
+
+TEST_F(Start, WhatCannotStartLeavesNoFolder) {
+  expect_error(run(unnamed({"data.dataset=mnist", "data.dir=nowhere"})), 1, {"nowhere", "no such folder", "data.dir="});
+  expect_error(run(unnamed({"data.batch_size=5000"})), 2, {"data.batch_size", "1024 training images", "data.drop_last=false"});
+  expect_error(run(unnamed({"augment.pad_crop=16"})), 2, {"augment.pad_crop", "20x16"});
+  expect_error(run(unnamed({"train.device=cuda"}), {{"CUDA_VISIBLE_DEVICES", ""}}), 1, {"train.device=cuda", "train.device=cpu"});
+  expect_error(run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=1", "augment.pad_crop=0"})), 2,
+               {"model.stem_norm", "data.batch_size is 1"});
+  expect_error(run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=31", "augment.pad_crop=0",
+                            "data.drop_last=false"})),
+               2, {"model.stem_norm", "last batch"});
+  expect_error(run(unnamed({}), {{"WORLD_SIZE", "2"}}), 2, {"WORLD_SIZE=2"});
+  write_idx_split(folder_ / "idx", "train", 40, 8);
+  write_idx_split(folder_ / "idx", "t10k", 40, 6);
+  expect_error(run(unnamed({"data.dataset=mnist", "data.dir=idx", "data.batch_size=4"})), 1, {"1x6x6", "1x8x8"});
+  EXPECT_FALSE(fs::exists(folder_ / "runs"));
+}
+
+TEST_F(Start, ImagesThatAreLeftOutAreCounted) {
+  Outcome o = run(small("run", {"data.batch_size=128", "train.epochs=1"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("warning: 64 of 192 training images"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("data.drop_last=false"), std::string::npos) << o.err;
+  o = run(small("all", {"data.batch_size=128", "data.drop_last=false", "train.epochs=1"}));
+  EXPECT_EQ(o.err.find("left out"), std::string::npos) << o.err;
+}
+
+TEST_F(Start, DryRunSeesWhatTheRunWouldMeet) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  expect_error(run(small("run", {"--dry-run"})), 1, {"run", "--overwrite"});
+  EXPECT_EQ(run(small("run", {"--dry-run", "--overwrite"})).code, 0);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "checkpoints" / "last.safetensors"));
+  std::ofstream(folder_ / "file").close();
+  expect_error(run(small("file/run", {"--dry-run"})), 1, {"file/run", "cannot be made"});
+  const Outcome finished = run({"train", "--resume=run", "--dry-run"});
+  EXPECT_EQ(finished.code, 0);
+  EXPECT_NE(finished.err.find("finished"), std::string::npos) << finished.err;
+}
+
+TEST_F(Start, ResumeTakesAPathWithOrWithoutEquals) {
+  ASSERT_EQ(run(small("run", {"--stop-after", "1"})).code, 0);
+  const Outcome o = run({"train", "--resume", "run", "train.epochs=2"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("after epoch 1/2"), std::string::npos) << o.err;
+  // What changed is written down, with what it means.
+  const std::string log = read_file(folder_ / "run" / "train.log");
+  EXPECT_NE(log.find("resuming with train.epochs = 2 (was 3)"), std::string::npos) << log;
+  EXPECT_NE(log.find("schedule of 2 epochs"), std::string::npos) << log;
+  expect_error(run({"train", "--resume="}), 2, {"--resume="});
+}
+
+TEST_F(Start, AResumedRunNeverWritesIntoAnother) {
+  ASSERT_EQ(run(small("a", {"--stop-after", "1"})).code, 0);
+  ASSERT_EQ(run(small("b", {"train.epochs=1", "train.seed=3"})).code, 0);
+  const std::string before = read_file(folder_ / "b" / "checkpoints" / "last.safetensors");
+  expect_error(run({"train", "--resume=a", "-o", "b"}), 1, {"b: a run is there already"});
+  EXPECT_EQ(read_file(folder_ / "b" / "checkpoints" / "last.safetensors"), before);
+  // Into a folder of its own it takes its best along.
+  ASSERT_EQ(run({"train", "--resume=a", "-o", "c", "--stop-after", "1.2"}).code, 0);
+  EXPECT_EQ(best_progress("c").at("best_epoch"), 1);
+  EXPECT_EQ(best_progress("c"), best_progress("a"));
+  EXPECT_EQ(run({"train", "--resume=a", "-o", "./a"}).code, 0) << "the run's own folder under another name";
+}
+
+TEST_F(Start, WhereThereIsNoLastCheckpointTheOthersAreNamed) {
+  ASSERT_EQ(run(small("run", {"--stop-after", "1"})).code, 0);
+  fs::remove(folder_ / "run" / "checkpoints" / "last.safetensors");
+  expect_error(run({"train", "--resume=run"}), 1, {"no checkpoints/last.safetensors", "--resume=run/checkpoints/"});
+}
+
+TEST_F(Start, OtherImagesAreNotedOnResumeAndEval) {
+  write_picture_set(folder_ / "fruit", {"apple", "banana"}, 10);
+  write_picture_set(folder_ / "pets", {"cat", "dog"}, 10);
+  write_picture_set(folder_ / "fewer", {"apple", "banana"}, 6);
+  auto arguments = pictures("fruit", {"-o", "run"});
+  arguments.insert(arguments.end(), {"--stop-after", "1"});
+  ASSERT_EQ(run(arguments).code, 0);
+  expect_error(run({"train", "--resume=run", "data.dir=pets"}), 1, {"class 0 is cat, expected apple"});
+  expect_error(run({"train", "--resume=run", "data.dir=fewer"}), 1, {"11 training images, expected 18"});
+  expect_error(run({"eval", "run", "data.dir=pets"}), 1, {"class 0 is cat, expected apple"});
+  EXPECT_EQ(run({"eval", "run", "data.dir=fewer"}).code, 0);
+  // A moved set is the same set; the run was started with a relative path, and is found from anywhere.
+  fs::create_directory(folder_ / "elsewhere");
+  const Outcome there = Program({"eval", "../run"}, folder_ / "elsewhere").wait();
+  EXPECT_EQ(there.code, 0) << there.err;
+  fs::rename(folder_ / "fruit", folder_ / "moved");
+  expect_error(run({"eval", "run"}), 1, {(folder_ / "fruit").string() + ": no such folder", "data.dir="});
+  EXPECT_EQ(run({"predict", "run", "0", "data.dir=moved"}).code, 0);
+  EXPECT_EQ(run({"train", "--resume=run", "data.dir=moved"}).code, 0);
+}
+
+TEST_F(Start, PredictionSeesAPictureAsTrainingDid) {
+  write_picture_set(folder_ / "set", {"a", "b"}, 10);
+  // wide, with edges that a cut leaves out and squashing would not
+  write_picture(folder_ / "set" / "test" / "a" / "0wide.png", 64, 16, 0, 255);
+  std::ofstream(folder_ / "set" / "train" / "a" / "other.webp").close();
+  const Outcome trained = run(pictures("set", {"-o", "run"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_NE(trained.err.find("warning: image_folder: 1 file was not used"), std::string::npos) << trained.err;
+  const Outcome o = run({"predict", "run", "0", "set/test/a/0wide.png", "--top", "2"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::string by_number, by_name;
+  std::istringstream lines(o.out);
+  for (std::string line; std::getline(lines, line);) {
+    (line[0] == '0' ? by_number : by_name) += line.substr(line.find('\t')) + "\n";
+  }
+  EXPECT_EQ(by_number, by_name);
+  EXPECT_EQ(lines_of(by_number), 2u);
+}
+
+TEST_F(Start, OtherThreadsAreSaid) {
+  ASSERT_EQ(run(small("run", {"--stop-after", "1"})).code, 0);
+  const Outcome o = run({"train", "--resume=run", "train.threads=2", "--stop-after", "1.2"});
+  EXPECT_EQ(o.code, 0);
+  EXPECT_NE(o.err.find("train.threads = 2 (was 1): results may differ"), std::string::npos) << o.err;
+  EXPECT_EQ(app::read_safetensors(folder_ / "run" / "checkpoints" / "last.safetensors").metadata.at("axial.threads"), "2");
+}
+
+}  // namespace
+}  // namespace axial::test
