@@ -26,14 +26,14 @@ int run_eval(const EvalArguments& arguments);
 
 struct PredictArguments {
   std::string checkpoint, device;
-  std::vector<std::string> inputs;  // image files, or indices into the test set
+  std::vector<std::string> inputs;  // image files, indices into the test set, and key=value
   std::int64_t top = 1;
 };
 int run_predict(const PredictArguments& arguments);
 
 struct ConfigArguments {
   std::vector<std::string> configs, overrides;
-  bool keys = false;  // describe every key instead
+  bool keys = false;  // every key with its description
 };
 int run_config(const ConfigArguments& arguments);
 
@@ -44,8 +44,9 @@ struct InfoArguments {
 int run_info(const InfoArguments& arguments);
 
 struct GradcheckArguments {
-  std::string device = "cpu", json, dtype = "float64";
+  std::string device = "cpu", json;
   std::uint64_t seed = 0;
+  bool verbose = false;
   bool plant_error = false;  // for tests: a gradient that is wrong by 1e-3 must be caught
 };
 int run_gradcheck(const GradcheckArguments& arguments);

@@ -1,7 +1,9 @@
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <map>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -9,20 +11,13 @@
 #include "app/config/load.h"
 #include "app/run/atomic_file.h"
 #include "app/run/log.h"
+#include "app/run/run_error.h"
 #include "app/train/build.h"
 #include "model/gradcheck.h"
 
 namespace axial::app {
 
 namespace {
-
-at::ScalarType parse_type(const std::string& text) {
-  if (text == "float64") return at::kDouble;
-  if (text == "float32") return at::kFloat;
-  if (text == "bfloat16") return at::kBFloat16;
-  if (text == "float16") return at::kHalf;
-  throw ConfigError("command line: --dtype: " + text + ": expected float64, float32, bfloat16 or float16");
-}
 
 // One line: "ok    pass row [2, 3, 4, 8] h=2   d qkv_weight   finite differences   3.1e-11 (limit 1e-07)".
 void print(const GradcheckResult& r) {
@@ -37,14 +32,25 @@ void print(const GradcheckResult& r) {
 int run_gradcheck(const GradcheckArguments& a) {
   GradcheckOptions options;
   options.seed = a.seed;
-  options.type = parse_type(a.dtype);
   if (a.plant_error) options.planted_error = 1e-3;
-  options.progress = print;
-  const TrainConfig train = load_config({}, {"train.device=" + a.device}).train;
-  configure_libtorch(train);
-  const at::Device device = select_device(train.device);
+  // What is wrong is always shown; what is right on demand, else its name passes by.
+  options.progress = [&](const GradcheckResult& r) {
+    if (a.verbose || !r.passed) {
+      log::progress_done();
+      print(r);
+    } else {
+      log::progress(r.name);
+    }
+  };
+  configure_libtorch(load_config({}, {}).train);
+  const at::Device device = select_device(a.device, "--device ");
+  std::optional<AtomicFile> table;  // opened now: minutes of checks should not end in "no such folder"
+  if (!a.json.empty()) {
+    if (std::filesystem::is_directory(a.json)) throw RunError(a.json + ": is a folder, expected a file");
+    table.emplace(a.json);
+  }
   const std::vector<GradcheckResult> results = gradcheck(device, options);
-  std::cout << std::flush;
+  log::progress_done();
 
   std::size_t failed = 0;
   std::map<std::string, std::size_t> cases;
@@ -58,12 +64,11 @@ int run_gradcheck(const GradcheckArguments& a) {
     rows.push_back({{"case", r.name}, {"quantity", r.quantity}, {"method", r.method}, {"max_error", r.max_error},
                     {"tolerance", r.tolerance}, {"passed", r.passed}});
   }
-  if (!a.json.empty()) {
+  if (table) {
     const nlohmann::ordered_json document = {{"device", device.str()}, {"cases", cases.size()}, {"checks", results.size()},
                                              {"failed", failed}, {"results", rows}};
-    AtomicFile file(a.json);
-    file.write(document.dump(1) + "\n");
-    file.commit();
+    table->write(document.dump(1) + "\n");
+    table->commit();
   }
   for (const auto& [method, share] : worst) {
     char line[160];

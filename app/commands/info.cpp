@@ -1,5 +1,6 @@
 #include <charconv>
 #include <iostream>
+#include <map>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -9,6 +10,7 @@
 #include "app/commands/commands.h"
 #include "app/config/load.h"
 #include "app/train/build.h"
+#include "app/train/report.h"
 #include "app/train/state.h"
 #include "app/version.h"
 #include "kernels/kernels.h"
@@ -29,6 +31,13 @@ at::ScalarType parse_type(const std::string& text) {
   throw ConfigError("command line: --kernel: dtype " + text + ": expected float64, float32, tf32, bfloat16 or float16");
 }
 
+// Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...".
+std::string kernel_lines(const std::int64_t (&n)[5], at::ScalarType dtype) {
+  std::string text = "cpu:  " + describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCPU) + "\n";
+  if (cuda_problem().empty()) text += "cuda: " + describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCUDA) + "\n";
+  return text;
+}
+
 void describe_kernel(const std::vector<std::string>& shape) {
   std::int64_t n[5];
   for (int i = 0; i < 5; ++i) {
@@ -41,10 +50,8 @@ void describe_kernel(const std::vector<std::string>& shape) {
   if (n[3] % n[4] != 0) throw ConfigError("command line: --kernel: HEADS must divide D");
   const at::ScalarType dtype = parse_type(shape[5]);
   at::globalContext().setAllowTF32CuBLAS(shape[5] == "tf32");
-  std::cout << "cpu:  " << describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCPU) << '\n';
-  const std::string problem = cuda_problem();
-  std::cout << "cuda: "
-            << (problem.empty() ? describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCUDA) : problem) << '\n';
+  std::cout << kernel_lines(n, dtype);
+  if (const std::string problem = cuda_problem(); !problem.empty()) std::cout << "cuda: " << problem << '\n';
 }
 
 void describe_machine() {
@@ -56,31 +63,26 @@ void describe_machine() {
     std::cout << "kernels built for the CPU alone\n";
   }
   std::cout << "cpu: " << at::get_num_threads() << " threads, libtorch uses " << at::get_cpu_capability() << '\n';
+  const std::string problem = cuda_problem();
+  if (!problem.empty()) std::cout << "cuda: " << problem << '\n';
 #if defined(AXIAL_WITH_CUDA)
   int count = 0;
-  const cudaError_t found = cudaGetDeviceCount(&count);
-  if (found != cudaSuccess) {
-    std::cout << "cuda: no device (" << cudaGetErrorString(found) << ")\n";
-    (void)cudaGetLastError();
-  }
+  if (!problem.empty() || cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
     std::cout << "cuda:" << i << ": " << p.name << ", compute capability " << p.major << '.' << p.minor << ", "
               << p.multiProcessorCount << " multiprocessors, " << (p.totalGlobalMem >> 20) << " MiB; ";
-    try {
-      (void)select_device("cuda:" + std::to_string(i));
-      std::cout << "usable\n";
-    } catch (const DeviceError& e) {
-      std::cout << e.what() << '\n';
-    }
+    const std::string reason = device_problem(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(i)));
+    std::cout << (reason.empty() ? "usable" : reason) << '\n';
   }
 #endif
-  std::cout << "kernels for the layer at its usual shape (B=512, 32x32, D=64, 4 heads):\n";
-  for (const char* dtype : {"float32", "bfloat16"}) {
-    std::cout << dtype << ":\n";
-    describe_kernel({"512", "32", "32", "64", "4", dtype});
-  }
+  const std::int64_t usual[5] = {512, 32, 32, 64, 4};
+  const std::string single = kernel_lines(usual, at::kFloat), half = kernel_lines(usual, at::kBFloat16);
+  std::cout << "the layer at B=512, 32x32, D=64, 4 heads (forward / backward), float32" << (single == half ? " and bfloat16" : "")
+            << ":\n"
+            << single;
+  if (single != half) std::cout << "bfloat16:\n" << half;
 }
 
 void describe_checkpoint(const std::string& given) {
@@ -100,8 +102,14 @@ void describe_checkpoint(const std::string& given) {
   }
   const CheckpointInfo info = checkpoint_info(file, path);
   const Progress& p = info.progress;
-  std::cout << "written by axial " << info.version << " at epoch " << p.epoch << ", batch " << p.batch << ", step " << p.updates
-            << "; best top1 " << p.best_top1 << " (epoch " << p.best_epoch << ")\n"
+  std::cout << "written by axial " << info.version << ' ' << position(p.epoch, p.batch, info.config.train.epochs) << " ("
+            << p.updates << " updates); ";
+  if (p.best_epoch > 0) {
+    std::cout << "best top1 " << p.best_top1 << " (epoch " << p.best_epoch << ")\n";
+  } else {
+    std::cout << "not evaluated yet\n";
+  }
+  std::cout << info.spec.train_images << " training images, "
             << info.spec.classes.size() << " classes:";
   for (const auto& name : info.spec.classes) std::cout << ' ' << name << (&name == &info.spec.classes.back() ? "" : ",");
   std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << "\nconfiguration:\n"
@@ -111,6 +119,9 @@ void describe_checkpoint(const std::string& given) {
 }  // namespace
 
 int run_info(const InfoArguments& a) {
+  if (!a.kernel.empty() && !a.checkpoint.empty()) {
+    throw ConfigError("command line: --kernel: is about the program, not about " + a.checkpoint + "; give one of the two");
+  }
   if (!a.kernel.empty()) {
     describe_kernel(a.kernel);
   } else if (!a.checkpoint.empty()) {

@@ -7,13 +7,18 @@
 #include <iostream>
 #include <new>
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include <c10/util/Exception.h>
 
 #include "app/checkpoint/safetensors.h"
 #include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
 #include "app/config/load.h"
+#include "app/config/yaml_tree.h"
 #include "app/run/log.h"
 #include "app/version.h"
 
@@ -25,23 +30,62 @@ constexpr int kDone = 0, kFailed = 1, kUsage = 2;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// CLI11 lets an option with an optional value swallow the next argument (--resume key=value would take the
-// override); so a bare --resume becomes a flag of its own, and --resume=PATH stays an option.
+// --resume has an optional value, which CLI11 would take from whatever follows (--resume key=value would lose the
+// override). So a bare --resume becomes a flag of its own, and a path after it, which no other argument could be,
+// becomes --resume=PATH.
 std::vector<std::string> split_resume(int argc, char** argv) {
-  std::vector<std::string> arguments(argv + 1, argv + argc);
-  for (std::string& argument : arguments) {
-    if (argument == "--resume") argument = "--resume-newest";
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const std::string next = i + 1 < argc ? argv[i + 1] : "-";
+    if (argument == "--resume=") throw ConfigError("command line: --resume=: expected a run's folder or a checkpoint");
+    if (argument != "--resume") {
+      arguments.push_back(argument);
+    } else if (next.empty() || next[0] == '-' || next.find('=') != std::string::npos) {
+      arguments.push_back("--resume-newest");
+    } else {
+      arguments.push_back("--resume=" + next);
+      ++i;
+    }
   }
   return arguments;
 }
 
 void add_configuration(CLI::App* command, std::vector<std::string>& configs, std::vector<std::string>& overrides) {
-  command->add_option("-c,--config", configs, "YAML file; may be given several times, later ones win")
-      ->type_name("FILE")
+  command
+      ->add_option("-c,--config", configs,
+                   "YAML file; may be given several times, later ones win; without one every key has its default")
+      ->option_text("FILE")
       ->expected(1)
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command->add_option("key=value", overrides, "overrides, e.g. optim.lr=1e-3 model.dim=[64,128]")->type_name("");
+  command->add_option("key=value", overrides, "overrides, e.g. optim.lr=1e-3 model.dim=[64,128]")->option_text("...");
+}
+
+void add_model(CLI::App* command, std::string& checkpoint, std::string& device) {
+  command->add_option("checkpoint", checkpoint, "a checkpoint, or a run's folder (its best)")
+      ->required()
+      ->option_text(" ")
+      ->check(check_not_empty);
+  command->add_option("--device", device, "cpu, cuda, cuda:N or auto (default: as trained)")
+      ->option_text("NAME")
+      ->check(check_device);
+}
+
+// A pipe whose reader wants no more (axial config --keys | head) is no news.
+bool reader_left() {
+  pollfd out{STDOUT_FILENO, 0, 0};
+  return ::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
+// What libtorch says when the CPU's memory is out, in words that help.
+std::string describe(const c10::Error& error) {
+  const std::string text = first_line(error.what_without_backtrace()), mark = "you tried to allocate ";
+  const std::size_t at = text.find(mark);
+  if (text.find("DefaultCPUAllocator") == std::string::npos || at == std::string::npos) return text;
+  const std::size_t from = at + mark.size();
+  return "out of memory (" + text.substr(from, text.find_first_not_of("0123456789", from) - from) +
+         " bytes more were needed); lower data.batch_size, data.eval_batch_size or model.dim, or use fewer or smaller images";
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -57,69 +101,94 @@ int parse_and_run(int argc, char** argv) {
   CLI::App* train_command = program.add_subcommand("train", "train a classifier; the result is one line of JSON");
   add_configuration(train_command, train.configs, train.overrides);
   train_command->add_option("-o,--output", train.output, "the run's folder (default: a new one under train.output)")
-      ->type_name("DIR");
-  train_command->add_option("--resume", train.resume_from,
-                            "--resume continues the newest run (or --output's); --resume=DIR or =FILE that one")
-      ->type_name("[=DIR|FILE]");
+      ->option_text("DIR")
+      ->check(check_not_empty);
+  train_command
+      ->add_option("--resume", train.resume_from, "continue the newest run (or --output's), or the run or checkpoint named")
+      ->option_text("[DIR|FILE]");
   train_command->add_flag("--resume-newest", train.resume)->group("");
   train_command->add_flag("--overwrite", train.overwrite, "replace the run in --output");
   train_command->add_flag("--dry-run", train.dry_run, "check everything, train and write nothing");
-  train_command->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs, e.g. 1.5")
-      ->type_name("EPOCHS")
-      ->check(CLI::PositiveNumber);
-  train_command->footer("Keys: axial config --keys.\nExample: axial train -c configs/fashion_mnist.yaml train.epochs=5 "
-                        "-o runs/try");
+  train_command->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
+      ->option_text("EPOCHS")
+      ->check(check_epochs);
+  train_command->footer("Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys.\n"
+                        "Example: axial train -c configs/fashion_mnist.yaml train.epochs=5 -o runs/try");
 
   EvalArguments eval;
   CLI::App* eval_command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
-  eval_command->add_option("checkpoint", eval.checkpoint, "a checkpoint, or a run's folder (its best)")->required();
-  eval_command->add_option("--device", eval.device, "cpu, cuda, cuda:N or auto (default: as trained)");
-  eval_command->add_option("key=value", eval.overrides, "overrides, e.g. data.dir=/data")->type_name("");
+  add_model(eval_command, eval.checkpoint, eval.device);
+  eval_command->add_option("key=value", eval.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
   eval_command->footer("Example: axial eval runs/try --device cpu");
 
   PredictArguments predict;
   CLI::App* predict_command = program.add_subcommand("predict", "classes of images: input, class, probability");
-  predict_command->add_option("checkpoint", predict.checkpoint, "a checkpoint, or a run's folder (its best)")->required();
-  predict_command->add_option("input", predict.inputs, "PNG or JPEG files, or indices into the test set")->required();
-  predict_command->add_option("--top", predict.top, "how many classes per input (default 1)")->check(CLI::PositiveNumber);
-  predict_command->add_option("--device", predict.device, "cpu, cuda, cuda:N or auto (default: as trained)");
+  add_model(predict_command, predict.checkpoint, predict.device);
+  predict_command
+      ->add_option("input", predict.inputs,
+                   "PNG or JPEG files; numbers of test images (a file of that name goes first); overrides, e.g. "
+                   "data.dir=/data")
+      ->required()
+      ->option_text("...");
+  predict_command->add_option("--top", predict.top, "how many classes per input (default 1)")
+      ->option_text("N")
+      ->check(check_count);
   predict_command->footer("Example: axial predict runs/try shoe.png 17 --top 3");
 
   ConfigArguments config;
   CLI::App* config_command = program.add_subcommand("config", "print the effective configuration");
   add_configuration(config_command, config.configs, config.overrides);
-  config_command->add_flag("--keys", config.keys, "describe every key: type, range, default, meaning");
+  config_command->add_flag("--keys", config.keys, "every key: value, type, range, default, meaning");
   config_command->footer("Example: axial config -c configs/smoke.yaml optim.lr=0.01");
 
   InfoArguments info;
   CLI::App* info_command = program.add_subcommand("info", "versions, devices and kernels; or what a checkpoint holds");
-  info_command->add_option("checkpoint", info.checkpoint, "a checkpoint, or a run's folder");
+  info_command->add_option("checkpoint", info.checkpoint, "a checkpoint, or a run's folder")
+      ->option_text(" ")
+      ->check(check_not_empty);
   info_command->add_option("--kernel", info.kernel, "which code a layer of this shape runs on")
-      ->type_name("B H W D HEADS DTYPE")
+      ->option_text("B H W D HEADS DTYPE")
       ->expected(6);
   info_command->footer("Example: axial info --kernel 512 32 32 64 4 bfloat16");
 
   GradcheckArguments gradcheck;
   CLI::App* gradcheck_command = program.add_subcommand("gradcheck", "check the hand-written backward");
-  gradcheck_command->add_option("--device", gradcheck.device, "cpu or cuda (default cpu)");
-  gradcheck_command->add_option("--json", gradcheck.json, "write the table as JSON, too")->type_name("FILE");
-  gradcheck_command->add_option("--seed", gradcheck.seed, "of the random inputs");
-  gradcheck_command->add_option("--dtype", gradcheck.dtype, "of the finite differences (float64 is what they need)");
+  gradcheck_command->add_option("--device", gradcheck.device, "cpu, cuda or cuda:N (default cpu)")
+      ->option_text("NAME")
+      ->check(check_device);
+  gradcheck_command->add_option("--json", gradcheck.json, "write every check to a file, too")
+      ->option_text("FILE")
+      ->check(check_not_empty);
+  gradcheck_command->add_option("--seed", gradcheck.seed, "of the random inputs")->option_text("N")->check(check_seed);
+  gradcheck_command->add_flag("-v,--verbose", gradcheck.verbose, "print every check, not only those that are wrong");
   gradcheck_command->add_flag("--plant-error", gradcheck.plant_error,
                               "make one gradient wrong by 1e-3, to see that the check catches it");
   gradcheck_command->footer("Exit code 1 on any mismatch.\nExample: axial gradcheck --device cuda --json check.json");
 
   BenchArguments bench;
   CLI::App* bench_command = program.add_subcommand("bench", "time the layer, fused and reference side by side");
-  bench_command->add_option("--shapes", bench.shapes, "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
-      ->type_name("SHAPE");
-  bench_command->add_option("--dtype", bench.dtypes, "bfloat16, float16, tf32, float32")->type_name("TYPE");
-  bench_command->add_option("--device", bench.device, "cpu, cuda, cuda:N or auto (default auto)");
-  bench_command->add_option("--backend", bench.backend, "fused, reference or both (default both)");
+  bench_command
+      ->add_option("--shapes", bench.shapes,
+                   "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
+      ->option_text("SHAPE...");
+  bench_command->add_option("--dtype", bench.dtypes, "bfloat16, float16, tf32, float32")->option_text("TYPE...");
+  bench_command->add_option("--device", bench.device, "cpu, cuda, cuda:N or auto (default auto)")
+      ->option_text("NAME")
+      ->check(check_device);
+  bench_command->add_option("--backend", bench.backend, "fused, reference or both (default both)")->option_text("NAME");
   bench_command->add_option("--repeats", bench.repeats, "timed calls of each kind (default 50, on the CPU 10)")
-      ->check(CLI::Range(1, 100000));
-  bench_command->add_option("--json", bench.json, "write the table as JSON, too")->type_name("FILE");
+      ->option_text("N")
+      ->check(check_count);
+  bench_command->add_option("--json", bench.json, "write the table as JSON, too")
+      ->option_text("FILE")
+      ->check(check_not_empty);
   bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json");
+
+  program.get_formatter()->label("OPTIONS", "options");
+  program.get_formatter()->label("SUBCOMMAND", "COMMAND");
+  for (CLI::App* command : program.get_subcommands([](CLI::App*) { return true; })) {
+    command->group("Commands")->get_formatter()->label("OPTIONS", "options");
+  }
 
   std::vector<std::string> arguments = split_resume(argc, argv);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -127,7 +196,7 @@ int parse_and_run(int argc, char** argv) {
   if (!arguments.empty() && arguments.back().rfind('-', 0) != 0 &&
       std::none_of(commands.begin(), commands.end(),
                    [&](const CLI::App* command) { return command->get_name() == arguments.back(); })) {
-    throw ConfigError("command line: unknown command " + arguments.back() +
+    throw ConfigError("command line: unknown command " + excerpt(arguments.back()) +
                       "; expected train, eval, predict, config, info, gradcheck or bench");
   }
   try {
@@ -136,7 +205,8 @@ int parse_and_run(int argc, char** argv) {
     program.exit(e);
     return kDone;
   } catch (const CLI::ParseError& e) {
-    log::error("command line: " + first_line(e.what()) + " (see axial --help)");
+    const std::string message = first_line(e.what());  // holds what was typed, which may be long
+    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") + " (see axial --help)");
     return kUsage;
   }
 
@@ -152,14 +222,8 @@ int parse_and_run(int argc, char** argv) {
   return run_bench(bench);
 }
 
-}  // namespace
-
-int run_program(int argc, char** argv) {
-  // Deterministic cuBLAS needs a fixed workspace; it reads this when its handle is made.
-  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  // A write past a file-size limit or to a closed pipe is an error to report, not a death.
-  std::signal(SIGXFSZ, SIG_IGN);
-  std::signal(SIGPIPE, SIG_IGN);
+// The command's exit code; one line and a code for whatever is thrown.
+int run_reporting(int argc, char** argv) {
   try {
     return parse_and_run(argc, argv);
   } catch (const ConfigError& e) {
@@ -168,13 +232,27 @@ int run_program(int argc, char** argv) {
   } catch (const c10::OutOfMemoryError& e) {
     log::error("out of device memory: " + first_line(e.what_without_backtrace()) + " (lower data.batch_size or model.dim)");
   } catch (const c10::Error& e) {
-    log::error(first_line(e.what_without_backtrace()));
+    log::error(describe(e));
   } catch (const std::bad_alloc&) {
-    log::error("out of memory (lower data.batch_size)");
+    log::error("out of memory; lower data.batch_size, data.eval_batch_size or model.dim, or use fewer or smaller images");
   } catch (const std::exception& e) {
-    log::error(first_line(e.what()));
+    log::error(e.what());
   }
   return kFailed;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  // Deterministic cuBLAS needs a fixed workspace; it reads this when its handle is made.
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  // A write past a file-size limit or to a closed pipe is an error to report, not a death.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  const int code = run_reporting(argc, argv);
+  if (std::cout.flush().good()) return code;
+  if (!reader_left()) log::error("standard output: cannot be written; the result is lost");
+  return code == kDone ? kFailed : code;
 }
 
 }  // namespace axial::app

@@ -1,6 +1,9 @@
 // The commands, as a user meets them.
 
+#include <sys/wait.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 #include <ATen/Context.h>
@@ -9,6 +12,7 @@
 
 #include "app/checkpoint/safetensors.h"
 #include "app/config/load.h"
+#include "tests/app/pictures.h"
 #include "tests/app/program.h"
 
 namespace axial::test {
@@ -36,6 +40,13 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
   ASSERT_EQ(evaluated.code, 0) << evaluated.err;
   EXPECT_EQ(json::parse(evaluated.out).at("top1"), result.at("top1"));
   EXPECT_EQ(json::parse(evaluated.out).at("loss"), result.at("loss"));
+  // The best epoch is what a run's folder stands for; train tells both.
+  const Outcome best = run({"eval", "run"});
+  ASSERT_EQ(best.code, 0) << best.err;
+  EXPECT_EQ(json::parse(best.out).at("top1"), result.at("best_top1"));
+  EXPECT_EQ(json::parse(best.out).at("epochs"), result.at("best_epoch"));
+  EXPECT_EQ(json::parse(best.out).at("checkpoint"), "run/checkpoints/best.safetensors");
+  EXPECT_LT(trained.out.size(), 250u) << "numbers as people read them: " << trained.out;
 
   const Outcome predicted = run({"predict", "run", "0", "3", "--top", "2"});
   ASSERT_EQ(predicted.code, 0) << predicted.err;
@@ -44,9 +55,55 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
 
   const Outcome described = run({"info", "run"});
   EXPECT_EQ(described.code, 0) << described.err;
-  for (const char* part : {"model", "optimizer", "configuration:", "synthetic_train: 192", "10 classes"}) {
+  for (const char* part : {"model", "optimizer", "configuration:", "after epoch ", "192 training images", "synthetic_train: 192", "10 classes"}) {
     EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
   }
+}
+
+TEST_F(Commands, WhatIsNotKnownYetIsNull) {
+  auto arguments = small("run");
+  arguments.insert(arguments.end(), {"--stop-after", "0.001"});  // one batch
+  const Outcome o = run(arguments);
+  ASSERT_EQ(o.code, 0) << o.err;
+  const json result = json::parse(o.out);
+  for (const char* key : {"top1", "loss", "best_top1", "best_epoch"}) EXPECT_TRUE(result.at(key).is_null()) << key;
+  EXPECT_EQ(result.at("epochs"), 0);
+  EXPECT_NE(o.err.find("stopped after epoch 1/3, batch 1/6"), std::string::npos) << o.err;
+  const Outcome described = run({"info", "run"});
+  EXPECT_NE(described.out.find("after epoch 1/3, batch 1 (1 updates); not evaluated yet"), std::string::npos) << described.out;
+}
+
+TEST_F(Commands, OverridesThatATrainedModelCannotHonourAreRefused) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  for (const char* command : {"eval", "predict"}) {
+    for (const char* override : {"optim.lr=7", "data.train_limit=9", "model.dim=[8,8]", "train.seed=5"}) {
+      std::vector<std::string> arguments = {command, "run", override};
+      if (command == std::string("predict")) arguments.insert(arguments.begin() + 2, "0");
+      expect_error(run(arguments), 2, {std::string(override).substr(0, std::string(override).find('=')), "data.dir"});
+    }
+  }
+  EXPECT_EQ(run({"eval", "run", "data.synthetic_test=32", "data.eval_batch_size=7"}).code, 0);
+  expect_error(run({"predict", "run", "data.dir=x"}), 2, {"input"});
+}
+
+TEST_F(Commands, AFileWithANumberForItsNameIsSaid) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  std::ofstream(folder_ / "7").close();
+  const Outcome o = run({"predict", "run", "7", std::string(300, '8'), "3"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("7: taken as the file of that name"), std::string::npos) << o.err;
+  EXPECT_EQ(o.out.rfind("3\t", 0), 0u) << "the others still get their answer: " << o.out << o.err;
+}
+
+TEST_F(Commands, OutputThatIsLostIsAFailure) {
+  const std::string program = std::string("\"") + AXIAL_PROGRAM + "\" ", err = (folder_ / "err").string();
+  const auto status = [&](const std::string& line) { return WEXITSTATUS(std::system((program + line).c_str())); };
+  for (const std::string command : {"config", "config --keys", "--help", "info"}) {
+    EXPECT_EQ(status(command + " >/dev/full 2>" + err), 1) << command;
+    EXPECT_EQ(read_file(err), "axial: error: standard output: cannot be written; the result is lost\n") << command;
+  }
+  EXPECT_EQ(status("config >&- 2>" + err), 1) << "closed";
+  EXPECT_EQ(lines_of(read_file(err)), 1u) << read_file(err);
 }
 
 TEST_F(Commands, PredictReadsPicturesAndNamesTheOnesItCannot) {
@@ -79,8 +136,23 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   expect_error(run({"train", "--resume", "--overwrite"}), 2, {"--resume", "--overwrite"});
   expect_error(run({"train", "model.heads=3"}), 2, {"model.heads"});
   expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
-  expect_error(run({"gradcheck", "--dtype", "int8"}), 2, {"int8"});
-  expect_error(run({"gradcheck", "--device", "tpu"}), 2, {"tpu", "cuda:N"});
+  expect_error(run({"info", "run", "--kernel", "1", "2", "3", "4", "2", "float32"}), 2, {"--kernel", "one of the two"});
+  for (const char* value : {"0", "nan", "1e300", "abc"}) {
+    expect_error(run({"train", "--stop-after", value}), 2, {"--stop-after: expected a number of epochs above 0, found "});
+  }
+  expect_error(run({"predict", "run", "0", "--top", "0"}), 2, {"--top: expected an integer from 1, found 0"});
+  for (const char* seed : {"-1", "99999999999999999999"}) {
+    expect_error(run({"gradcheck", "--seed", seed}), 2, {"--seed: expected an integer in 0..", seed});
+  }
+  expect_error(run({"eval", "run", "--device", "tpu"}), 2, {"--device: expected auto, cpu, cuda or cuda:N, found tpu"});
+  expect_error(run({"train", "-o", ""}), 2, {"--output"});
+  expect_error(run({"config", "--keys", "foo=1"}), 2, {"foo"});
+  const Outcome echo = run({std::string(100000, 'x')});
+  expect_error(echo, 2, {"unknown command xxx"});
+  EXPECT_LT(echo.err.size(), 300u);
+  EXPECT_LT(run({"train", "--" + std::string(100000, 'x')}).err.size(), 400u);
+  expect_error(run({"gradcheck", "--device", "tpu"}), 2, {"--device: ", "tpu", "cuda:N"});
+  expect_error(run({"gradcheck", "--json", "nowhere/x.json"}), 1, {"nowhere/x.json"});
 }
 
 TEST_F(Commands, OverridesAfterAConfigAreNotSwallowed) {
@@ -99,6 +171,9 @@ TEST_F(Commands, HelpGoesToStandardOutput) {
     EXPECT_EQ(o.err, "");
     EXPECT_NE(o.out.find("xample"), std::string::npos) << o.out;
     EXPECT_LE(lines_of(o.out), 40u) << "more than a screen: " << o.out;
+    for (const char* jargon : {"TEXT", "REQUIRED", " INT", "POSITIVE", "OPTIONS", " x 6", "ubcommand", "SUBCOMMAND"}) {
+      EXPECT_EQ(o.out.find(jargon), std::string::npos) << jargon << " in " << o.out;
+    }
   }
 }
 
@@ -129,8 +204,9 @@ TEST_F(Commands, Case14_ACheckpointOfAnotherModelIsNamedNotLoaded) {
 
 TEST_F(Commands, Case34_CudaThatIsNotThereIsNamed) {
   const Outcome o = run(small("run", {"train.device=cuda"}), {{"CUDA_VISIBLE_DEVICES", ""}});
-  expect_error(o, 1, {"cuda"});
+  expect_error(o, 1, {"train.device=cuda", "train.device=cpu"});
   EXPECT_FALSE(fs::exists(folder_ / "run"));
+  expect_error(run({"gradcheck", "--device", "cuda"}, {{"CUDA_VISIBLE_DEVICES", ""}}), 1, {"--device cuda", "--device cpu"});
 }
 
 // Every configuration that ships trains for some steps.
@@ -139,7 +215,10 @@ class Configurations : public ProgramTest, public testing::WithParamInterface<co
 TEST_P(Configurations, Trains) {
   const std::string name = GetParam();
   std::vector<std::string> arguments = {"train", "-c", config(name), "-o", "run", "train.epochs=1", "train.device=cpu"};
-  if (name == "cifar10.yaml") {
+  if (name == "image_folder.yaml") {
+    write_picture_set(folder_, {"cat", "dog"}, 10);
+    arguments.insert(arguments.end(), {"data.dir=.", "data.folder_height=16", "data.folder_width=16"});
+  } else if (name == "cifar10.yaml") {
     for (const char* file : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
                              "data_batch_5.bin", "test_batch.bin"}) {
       std::ofstream out(folder_ / file, std::ios::binary);
@@ -160,14 +239,15 @@ TEST_P(Configurations, Trains) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Configurations,
-                         testing::Values("smoke.yaml", "fashion_mnist_cpu.yaml", "fashion_mnist.yaml", "cifar10.yaml"));
+                         testing::Values("smoke.yaml", "fashion_mnist_cpu.yaml", "fashion_mnist.yaml", "cifar10.yaml",
+                                         "image_folder.yaml"));
 
 TEST(ConfigurationsList, IsComplete) {
   int count = 0;
   for (const auto& entry : fs::directory_iterator(std::string(AXIAL_SOURCE_DIR) + "/configs")) {
     count += entry.path().extension() == ".yaml" ? 1 : 0;
   }
-  EXPECT_EQ(count, 4) << "add the new configuration to the test above";
+  EXPECT_EQ(count, 5) << "add the new configuration to the test above";
 }
 
 }  // namespace

@@ -1,0 +1,49 @@
+#include "app/commands/option_checks.h"
+
+#include "app/config/schema.h"
+#include "app/config/value.h"
+#include "app/config/yaml_tree.h"
+
+namespace axial::app {
+
+namespace {
+
+constexpr double kMostEpochs = 1e6;             // train.epochs goes no further
+constexpr std::uint64_t kMostClasses = 1 << 20;
+
+std::string found(const std::string& expected, const std::string& text) {
+  return "expected " + expected + ", found " + (text.empty() ? "nothing" : excerpt(text));
+}
+
+}  // namespace
+
+std::string check_device(const std::string& text) {
+  const Rule& rule = std::get<Rule>(find_key("train.device")->limits.each);
+  return rule.accepts(text) ? "" : found(rule.text, text);
+}
+
+std::string check_epochs(const std::string& text) {
+  double value = 0;
+  bool overflow = false;
+  const bool good = parse_real(text, &value, &overflow) && !overflow && value > 0 && value <= kMostEpochs;
+  return good ? "" : found("a number of epochs above 0", text);
+}
+
+std::string check_count(const std::string& text) {
+  bool negative = false, overflow = false;
+  std::uint64_t value = 0;
+  const bool good = parse_integer(text, &negative, &value, &overflow) && !negative && !overflow && value >= 1 &&
+                    value <= kMostClasses;
+  return good ? "" : found("an integer from 1", text);
+}
+
+std::string check_seed(const std::string& text) {
+  bool negative = false, overflow = false;
+  std::uint64_t value = 0;
+  const bool good = parse_integer(text, &negative, &value, &overflow) && !negative && !overflow;
+  return good ? "" : found("an integer in 0..18446744073709551615", text);
+}
+
+std::string check_not_empty(const std::string& text) { return text.empty() ? "expected a path, found nothing" : ""; }
+
+}  // namespace axial::app

@@ -1,0 +1,15 @@
+// What options of the command line accept: "" or "expected ..., found ...", in the words of configuration errors.
+// CLI11's own checks speak of types and print ranges of 300 digits.
+#pragma once
+
+#include <string>
+
+namespace axial::app {
+
+std::string check_device(const std::string& text);   // auto, cpu, cuda, cuda:N
+std::string check_epochs(const std::string& text);   // a number above 0
+std::string check_count(const std::string& text);    // an integer from 1
+std::string check_seed(const std::string& text);     // what 64 bits hold
+std::string check_not_empty(const std::string& text);
+
+}  // namespace axial::app
