@@ -18,8 +18,8 @@ void start_with_short_spins(char** argv) {
   // where that fails the program runs all the same
 }
 
-// A file opened later would take the number of a standard stream that is closed, and messages would land in it. Standard
-// output becomes a descriptor that cannot be written: what is lost is then noticed.
+// A file opened later would take the number of a standard stream that is closed, and messages would land in it.
+// Standard output becomes a descriptor that cannot be written: what is lost is then noticed.
 void fill_closed_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
     if (::fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;

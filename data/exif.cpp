@@ -36,7 +36,8 @@ int exif_orientation(const std::uint8_t* bytes, std::size_t size) {
     const std::size_t entry = directory + 2 + 12 * std::size_t{i};  // tag, type, count, value
     if (tiff.number(entry, 2) != kOrientationTag) continue;
     const std::uint32_t value = tiff.number(entry + 8, 2);
-    const bool known = tiff.number(entry + 2, 2) == kShort && tiff.number(entry + 4, 4) == 1 && value >= 1 && value <= 8;
+    const bool known =
+        tiff.number(entry + 2, 2) == kShort && tiff.number(entry + 4, 4) == 1 && value >= 1 && value <= 8;
     return known ? static_cast<int>(value) : 1;
   }
   return 1;

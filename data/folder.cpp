@@ -21,7 +21,8 @@ bool is_name(const std::string& text) {
     const auto byte = [&](std::size_t k) { return static_cast<unsigned>(static_cast<unsigned char>(text[k])); };
     const unsigned first = byte(i);
     const std::size_t length = first < 0x80 ? 1 : first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (first < 0x20 || first == 0x7f || (first >= 0x80 && first < 0xc2) || first > 0xf4 || i + length > text.size()) {
+    if (first < 0x20 || first == 0x7f || (first >= 0x80 && first < 0xc2) || first > 0xf4 ||
+        i + length > text.size()) {
       return false;
     }
     unsigned code = length == 1 ? first : first & (0x7fu >> length);
@@ -30,7 +31,8 @@ bool is_name(const std::string& text) {
       code = code << 6 | (byte(i + k) & 0x3f);
     }
     const bool too_long = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-    if (too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) || (code >= 0x80 && code < 0xa0)) return false;
+    if (too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) || (code >= 0x80 && code < 0xa0))
+      return false;
     i += length;
   }
   return true;
@@ -54,7 +56,8 @@ std::vector<std::string> class_folders(const fs::path& split, std::vector<fs::pa
     const fs::path target = fs::weakly_canonical(entry->path(), ignored);
     const bool upwards = std::mismatch(target.begin(), target.end(), here.begin(), here.end()).first == target.end();
     if (upwards) continue;
-    if (!is_name(name)) fail(entry->path(), "the name of a class must be UTF-8 without control characters; rename it");
+    if (!is_name(name))
+      fail(entry->path(), "the name of a class must be UTF-8 without control characters; rename it");
     names.push_back(name);
   }
   if (error) fail(split, "cannot be listed: " + error.message());

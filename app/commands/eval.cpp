@@ -21,8 +21,8 @@ int run_eval(const EvalArguments& a) {
   data::Batches batches(test, batch_options(config, loaded.info.spec, false), loaded.device,
                         compute_type(config.train.precision));
   const std::string checkpoint = resolve_checkpoint(a.checkpoint).string();
-  log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " + config.data.dataset +
-            ", on " + loaded.device.str());
+  log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " +
+            config.data.dataset + ", on " + loaded.device.str());
   const auto start = std::chrono::steady_clock::now();
   const Evaluation e = evaluate(loaded.model, batches);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -79,8 +79,8 @@ void describe_machine() {
 #endif
   const std::int64_t usual[5] = {512, 32, 32, 64, 4};
   const std::string single = kernel_lines(usual, at::kFloat), half = kernel_lines(usual, at::kBFloat16);
-  std::cout << "the layer at B=512, 32x32, D=64, 4 heads (forward / backward), float32" << (single == half ? " and bfloat16" : "")
-            << ":\n"
+  std::cout << "the layer at B=512, 32x32, D=64, 4 heads (forward / backward), float32"
+            << (single == half ? " and bfloat16" : "") << ":\n"
             << single;
   if (single != half) std::cout << "bfloat16:\n" << half;
 }
@@ -102,15 +102,14 @@ void describe_checkpoint(const std::string& given) {
   }
   const CheckpointInfo info = checkpoint_info(file, path);
   const Progress& p = info.progress;
-  std::cout << "written by axial " << info.version << ' ' << position(p.epoch, p.batch, info.config.train.epochs) << " ("
-            << p.updates << " updates); ";
+  std::cout << "written by axial " << info.version << ' ' << position(p.epoch, p.batch, info.config.train.epochs)
+            << " (" << p.updates << " updates); ";
   if (p.best_epoch > 0) {
     std::cout << "best top1 " << p.best_top1 << " (epoch " << p.best_epoch << ")\n";
   } else {
     std::cout << "not evaluated yet\n";
   }
-  std::cout << info.spec.train_images << " training images, "
-            << info.spec.classes.size() << " classes:";
+  std::cout << info.spec.train_images << " training images, " << info.spec.classes.size() << " classes:";
   for (const auto& name : info.spec.classes) std::cout << ' ' << name << (&name == &info.spec.classes.back() ? "" : ",");
   std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << "\nconfiguration:\n"
             << to_yaml(info.config);
@@ -120,7 +119,8 @@ void describe_checkpoint(const std::string& given) {
 
 int run_info(const InfoArguments& a) {
   if (!a.kernel.empty() && !a.checkpoint.empty()) {
-    throw ConfigError("command line: --kernel: is about the program, not about " + a.checkpoint + "; give one of the two");
+    throw ConfigError("command line: --kernel: is about the program, not about " + a.checkpoint +
+                      "; give one of the two");
   }
   if (!a.kernel.empty()) {
     describe_kernel(a.kernel);

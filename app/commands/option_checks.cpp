@@ -8,7 +8,7 @@ namespace axial::app {
 
 namespace {
 
-constexpr double kMostEpochs = 1e6;             // train.epochs goes no further
+constexpr double kMostEpochs = 1e6;  // train.epochs goes no further
 constexpr std::uint64_t kMostClasses = 1 << 20;
 
 std::string found(const std::string& expected, const std::string& text) {

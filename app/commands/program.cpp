@@ -38,7 +38,8 @@ std::vector<std::string> split_resume(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     const std::string next = i + 1 < argc ? argv[i + 1] : "-";
-    if (argument == "--resume=") throw ConfigError("command line: --resume=: expected a run's folder or a checkpoint");
+    if (argument == "--resume=")
+      throw ConfigError("command line: --resume=: expected a run's folder or a checkpoint");
     if (argument != "--resume") {
       arguments.push_back(argument);
     } else if (next.empty() || next[0] == '-' || next.find('=') != std::string::npos) {
@@ -85,7 +86,8 @@ std::string describe(const c10::Error& error) {
   if (text.find("DefaultCPUAllocator") == std::string::npos || at == std::string::npos) return text;
   const std::size_t from = at + mark.size();
   return "out of memory (" + text.substr(from, text.find_first_not_of("0123456789", from) - from) +
-         " bytes more were needed); lower data.batch_size, data.eval_batch_size or model.dim, or use fewer or smaller images";
+         " bytes more were needed); lower data.batch_size, data.eval_batch_size or model.dim, or use fewer or "
+         "smaller images";
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -104,16 +106,19 @@ int parse_and_run(int argc, char** argv) {
       ->option_text("DIR")
       ->check(check_not_empty);
   train_command
-      ->add_option("--resume", train.resume_from, "continue the newest run (or --output's), or the run or checkpoint named")
+      ->add_option("--resume", train.resume_from,
+                   "continue the newest run (or --output's), or the run or checkpoint named")
       ->option_text("[DIR|FILE]");
   train_command->add_flag("--resume-newest", train.resume)->group("");
   train_command->add_flag("--overwrite", train.overwrite, "replace the run in --output");
   train_command->add_flag("--dry-run", train.dry_run, "check everything, train and write nothing");
-  train_command->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
+  train_command
+      ->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
       ->option_text("EPOCHS")
       ->check(check_epochs);
-  train_command->footer("Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys.\n"
-                        "Example: axial train -c configs/fashion_mnist.yaml train.epochs=5 -o runs/try");
+  train_command->footer(
+      "Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys.\n"
+      "Example: axial train -c configs/fashion_mnist.yaml train.epochs=5 -o runs/try");
 
   EvalArguments eval;
   CLI::App* eval_command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
@@ -159,7 +164,9 @@ int parse_and_run(int argc, char** argv) {
   gradcheck_command->add_option("--json", gradcheck.json, "write every check to a file, too")
       ->option_text("FILE")
       ->check(check_not_empty);
-  gradcheck_command->add_option("--seed", gradcheck.seed, "of the random inputs")->option_text("N")->check(check_seed);
+  gradcheck_command->add_option("--seed", gradcheck.seed, "of the random inputs")
+      ->option_text("N")
+      ->check(check_seed);
   gradcheck_command->add_flag("-v,--verbose", gradcheck.verbose, "print every check, not only those that are wrong");
   gradcheck_command->add_flag("--plant-error", gradcheck.plant_error,
                               "make one gradient wrong by 1e-3, to see that the check catches it");
@@ -206,7 +213,8 @@ int parse_and_run(int argc, char** argv) {
     return kDone;
   } catch (const CLI::ParseError& e) {
     const std::string message = first_line(e.what());  // holds what was typed, which may be long
-    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") + " (see axial --help)");
+    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") +
+               " (see axial --help)");
     return kUsage;
   }
 
@@ -234,7 +242,8 @@ int run_reporting(int argc, char** argv) {
   } catch (const c10::Error& e) {
     log::error(describe(e));
   } catch (const std::bad_alloc&) {
-    log::error("out of memory; lower data.batch_size, data.eval_batch_size or model.dim, or use fewer or smaller images");
+    log::error(
+        "out of memory; lower data.batch_size, data.eval_batch_size or model.dim, or use fewer or smaller images");
   } catch (const std::exception& e) {
     log::error(e.what());
   }

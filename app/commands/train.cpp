@@ -84,7 +84,8 @@ void make_dir_absolute(Config& config) {
 
 std::string change_note(const std::string& path, const Config& before, const Config& after) {
   const Key& key = *find_key(path);
-  std::string note = "resuming with " + path + " = " + print_value(key, after) + " (was " + print_value(key, before) + ")";
+  std::string note =
+      "resuming with " + path + " = " + print_value(key, after) + " (was " + print_value(key, before) + ")";
   if (path == "train.epochs") {
     note += ": the learning rate follows the schedule of " + print_value(key, after) + " epochs from here on";
   }
@@ -122,8 +123,8 @@ void prepare_resume(const TrainArguments& a, TrainRequest& request) {
 void check_one_process() {
   const char* size = std::getenv("WORLD_SIZE");
   if (size == nullptr || std::atoi(size) <= 1) return;
-  throw ConfigError(std::string("WORLD_SIZE=") + size + ": axial train runs in one process; start it without torchrun, " +
-                    "or unset WORLD_SIZE");
+  throw ConfigError(std::string("WORLD_SIZE=") + size +
+                    ": axial train runs in one process; start it without torchrun, " + "or unset WORLD_SIZE");
 }
 
 }  // namespace
@@ -143,7 +144,8 @@ int run_train(const TrainArguments& a) {
     if (a.overwrite) request.mode = RunDirectory::Mode::kOverwrite;
   }
   // The name of a new run is chosen later; where it goes shows now.
-  RunDirectory::check(request.run.empty() ? fs::path(request.config.train.output) / "new" : request.run, request.mode);
+  RunDirectory::check(request.run.empty() ? fs::path(request.config.train.output) / "new" : request.run,
+                      request.mode);
   if (a.dry_run) {
     dry_run(request);
     return 0;

@@ -99,7 +99,8 @@ class Loader {
     const Origin origin{"command line", false};
     const std::size_t equals = argument.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw ConfigError("command line: " + excerpt(argument) + ": expected key=value, such as optim.lr=1e-3 (a file is given with -c FILE)");
+      throw ConfigError("command line: " + excerpt(argument) +
+                        ": expected key=value, such as optim.lr=1e-3 (a file is given with -c FILE)");
     const std::string path = argument.substr(0, equals);
     const std::string value = argument.substr(equals + 1);
     const std::size_t dot = path.find('.');
@@ -213,7 +214,8 @@ std::string describe_keys(const Config& config) {
   std::string text;
   for (const Key& key : schema()) {
     const std::string value = print_value(key, config);
-    text += key.path + " = " + value + (value == key.preset ? "  (default)" : "  (default " + key.preset + ")") + "\n" +
+    text += key.path + " = " + value + (value == key.preset ? "  (default)" : "  (default " + key.preset + ")") +
+            "\n" +
             wrap(print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")") +
                  (key.may_change_on_resume ? "; may change on resume" : "")) +
             wrap(key.help);
@@ -223,7 +225,8 @@ std::string describe_keys(const Config& config) {
 
 bool is_override(const std::string& argument) {
   const std::size_t dot = argument.find('.');
-  return dot != std::string::npos && argument.find('=', dot) != std::string::npos && is_section(argument.substr(0, dot));
+  return dot != std::string::npos && argument.find('=', dot) != std::string::npos &&
+         is_section(argument.substr(0, dot));
 }
 
 std::vector<std::string> differing_keys(const Config& a, const Config& b) {

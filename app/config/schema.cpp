@@ -201,18 +201,20 @@ std::vector<Key> make_schema() {
 // Keys that a resumed run may change: they do not touch what the updates compute, except in its rounding
 // (train.threads, train.device, model.backend), and except train.epochs, which stretches the schedule from there on.
 // What differs is said aloud.
-constexpr const char* kOnResume[] = {"train.epochs",     "train.device",        "train.threads",      "train.eval_every",
-                                     "train.keep_last",  "train.log_every",     "train.on_nonfinite", "train.output",
-                                     "train.tensorboard", "train.checkpoint_every", "data.dir",
-                                     "data.eval_batch_size", "model.backend"};
+constexpr const char* kOnResume[] = {
+    "train.epochs",    "train.device",         "train.threads", "train.eval_every",  "train.keep_last",
+    "train.log_every", "train.on_nonfinite",   "train.output",  "train.tensorboard", "train.checkpoint_every",
+    "data.dir",        "data.eval_batch_size", "model.backend"};
 
 // Keys that count when a trained model is evaluated or asked; everything else is in the model.
-constexpr const char* kOnEval[] = {"train.device",          "train.threads",         "train.precision",
-                                   "model.backend",         "data.dataset",          "data.dir",
-                                   "data.eval_batch_size",  "data.synthetic_train",  "data.synthetic_test",
-                                   "data.synthetic_channels", "data.synthetic_height", "data.synthetic_width",
-                                   "data.synthetic_classes", "data.folder_channels", "data.folder_height",
-                                   "data.folder_width"};
+constexpr const char* kOnEval[] = {"train.device",           "train.threads",
+                                   "train.precision",        "model.backend",
+                                   "data.dataset",           "data.dir",
+                                   "data.eval_batch_size",   "data.synthetic_train",
+                                   "data.synthetic_test",    "data.synthetic_channels",
+                                   "data.synthetic_height",  "data.synthetic_width",
+                                   "data.synthetic_classes", "data.folder_channels",
+                                   "data.folder_height",     "data.folder_width"};
 
 template <std::size_t n>
 bool is_one_of(const char* const (&names)[n], const std::string& path) {

@@ -30,7 +30,8 @@ bool is_there(const fs::path& path) {
 }
 
 bool is_event_file(const std::string& name) {
-  return name.rfind("events.out.tfevents.", 0) == 0 && name.size() > 6 && name.compare(name.size() - 6, 6, ".axial") == 0;
+  return name.rfind("events.out.tfevents.", 0) == 0 && name.size() > 6 &&
+         name.compare(name.size() - 6, 6, ".axial") == 0;
 }
 
 void make_folder(const fs::path& path) {
@@ -110,7 +111,8 @@ bool is_of_run(const std::string& name) {
 bool is_run(const fs::path& path) {
   if (is_there(path / "checkpoints")) return true;
   const std::vector<fs::path> files = files_in(path);
-  return std::any_of(files.begin(), files.end(), [](const fs::path& file) { return is_of_run(file.filename().string()); });
+  return std::any_of(files.begin(), files.end(),
+                     [](const fs::path& file) { return is_of_run(file.filename().string()); });
 }
 
 void remove_run(const fs::path& path) {

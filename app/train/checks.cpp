@@ -14,12 +14,14 @@ std::string size_text(std::int64_t height, std::int64_t width) {
 }
 
 std::string shape_text(std::int64_t channels, std::int64_t height, std::int64_t width, std::size_t classes) {
-  return std::to_string(channels) + "x" + size_text(height, width) + " images of " + std::to_string(classes) + " classes";
+  return std::to_string(channels) + "x" + size_text(height, width) + " images of " + std::to_string(classes) +
+         " classes";
 }
 
 std::string differing_class(const std::vector<std::string>& found, const std::vector<std::string>& expected) {
   for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
-    if (found[i] != expected[i]) return "class " + std::to_string(i) + " is " + found[i] + ", expected " + expected[i];
+    if (found[i] != expected[i])
+      return "class " + std::to_string(i) + " is " + found[i] + ", expected " + expected[i];
   }
   return {};
 }
@@ -51,7 +53,8 @@ void check_batches(const Config& config, const data::Dataset& train) {
 }
 
 void check_images(const data::Dataset& set, const ImageSpec& spec) {
-  const std::string found = shape_text(set.images.size(1), set.images.size(2), set.images.size(3), set.classes.size());
+  const std::string found =
+      shape_text(set.images.size(1), set.images.size(2), set.images.size(3), set.classes.size());
   const std::string expected = shape_text(spec.channels, spec.height, spec.width, spec.classes.size());
   if (found != expected) throw data::DataError(set.name + ": " + found + ", but the model is trained on " + expected);
   if (const std::string other = differing_class(set.classes, spec.classes); !other.empty()) {
@@ -82,9 +85,10 @@ void check_norm(const Config& config, const AxialClassifierImpl& model, std::int
   if (m.stem != "conv" || m.stem_norm != "batch" || rows * columns > 1) return;
   const std::int64_t size = config.data.batch_size, rest = config.data.drop_last ? 0 : train_images % size;
   if (size > 1 && rest != 1) return;
-  throw ConfigError(std::string("model.stem_norm: batch normalisation over one value, since the stem leaves 1x1 tokens and ") +
-                    (size == 1 ? "data.batch_size is 1" : "the last batch holds 1 image") +
-                    "; set model.stem_norm=none, a smaller model.stem_stride or another data.batch_size");
+  throw ConfigError(
+      std::string("model.stem_norm: batch normalisation over one value, since the stem leaves 1x1 tokens and ") +
+      (size == 1 ? "data.batch_size is 1" : "the last batch holds 1 image") +
+      "; set model.stem_norm=none, a smaller model.stem_stride or another data.batch_size");
 }
 
 }  // namespace axial::app

@@ -47,7 +47,8 @@ void log_notes(const data::Dataset& set) {
 
 std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches) {
   if (epochs_done == 0 && batch == 0) return "before the first batch";
-  const std::string epoch = "after epoch " + std::to_string(epochs_done + (batch > 0 ? 1 : 0)) + "/" + std::to_string(epochs);
+  const std::string epoch =
+      "after epoch " + std::to_string(epochs_done + (batch > 0 ? 1 : 0)) + "/" + std::to_string(epochs);
   if (batch == 0) return epoch;
   return epoch + ", batch " + std::to_string(batch) + (batches > 0 ? "/" + std::to_string(batches) : "");
 }
@@ -74,8 +75,9 @@ void log_run_header(const RunHeader& h) {
   if (!h.sets.test.notes.empty() && h.sets.test.notes != h.sets.train.notes) log_notes(h.sets.test);
   const std::int64_t unused = h.sets.train.size() - h.batches * h.config.data.batch_size;
   if (unused <= 0) return;
-  const std::string text = std::to_string(unused) + " of " + std::to_string(h.sets.train.size()) +
-                           " training images are left out of each epoch (others each time): the last batch is not full";
+  const std::string text =
+      std::to_string(unused) + " of " + std::to_string(h.sets.train.size()) +
+      " training images are left out of each epoch (others each time): the last batch is not full";
   if (unused * kFewShare <= h.sets.train.size()) {
     log::info(text);
   } else {

@@ -26,8 +26,8 @@ void log_run_header(const RunHeader& header);
 // What a user should know of the files that a set was read from, as warnings.
 void log_notes(const data::Dataset& set);
 
-// Where a run stands, counted from 1 as the progress line counts: "after epoch 2/12", "after epoch 3/12, batch 44/64",
-// "before the first batch". `epochs` are complete, `batch` batches of the next are done; batches 0: unknown.
+// Where a run stands, counted from 1 as the progress line counts: "after epoch 2/12", "after epoch 3/12, batch
+// 44/64", "before the first batch". `epochs` are complete, `batch` batches of the next are done; batches 0: unknown.
 std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches = 0);
 
 struct ProgressLine {

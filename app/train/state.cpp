@@ -143,9 +143,14 @@ SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, 
   m["axial.best_top1"] = json(state.progress.best_top1).dump();
   m["axial.config"] = to_yaml(config);
   m["axial.classes"] = json(spec.classes).dump();
-  m["axial.image"] = json{{"channels", spec.channels}, {"height", spec.height}, {"width", spec.width},
-                          {"mean", spec.mean}, {"std", spec.std}, {"train_images", spec.train_images},
-                          {"label_checksum", spec.label_checksum}}.dump();
+  m["axial.image"] = json{{"channels", spec.channels},
+                          {"height", spec.height},
+                          {"width", spec.width},
+                          {"mean", spec.mean},
+                          {"std", spec.std},
+                          {"train_images", spec.train_images},
+                          {"label_checksum", spec.label_checksum}}
+                         .dump();
   m["axial.threads"] = std::to_string(at::get_num_threads());
   m["axial.progress"] = progress_json(state.progress).dump();
   m["axial.ema_updates"] = std::to_string(state.ema ? state.ema->updates : 0);
@@ -240,11 +245,11 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   loaded.info.config = override_config(trained, {}, all);
   for (const std::string& key : differing_keys(trained, loaded.info.config)) {
     if (find_key(key)->may_change_on_eval) continue;
-    throw ConfigError(key + ": a trained model is taken as it is; here may change: " + keys_that(&Key::may_change_on_eval));
+    throw ConfigError(key +
+                      ": a trained model is taken as it is; here may change: " + keys_that(&Key::may_change_on_eval));
   }
   configure_libtorch(loaded.info.config.train);
-  loaded.device =
-      select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");
+  loaded.device = select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");
   loaded.model = AxialClassifier(classifier_options(loaded.info.config, loaded.info.spec));
   load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
   loaded.model->to(loaded.device);

@@ -82,17 +82,20 @@ class Trainer {
 Trainer::Trainer(const TrainRequest& request)
     : request_(request),
       config_(request.config),
-      device_((configure_libtorch(request.config.train, request.threads), select_device(request.config.train.device))),
+      device_(
+          (configure_libtorch(request.config.train, request.threads), select_device(request.config.train.device))),
       sets_(load_data(request.config)),
       spec_(image_spec(request.config, sets_.train)),
-      train_batches_(sets_.train, batch_options(config_, spec_, true), device_, compute_type(config_.train.precision)),
+      train_batches_(sets_.train, batch_options(config_, spec_, true), device_,
+                     compute_type(config_.train.precision)),
       validation_batches_(sets_.validation, batch_options(config_, spec_, false), device_,
                           compute_type(config_.train.precision)),
       state_(config_, spec_, device_) {
   check_norm(config_, *state_.model, sets_.train.size());
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
-  if (request.stop_after > 0) stop_batch_ = std::max(1LL, std::llround(request.stop_after * static_cast<double>(per_epoch_)));
+  if (request.stop_after > 0)
+    stop_batch_ = std::max(1LL, std::llround(request.stop_after * static_cast<double>(per_epoch_)));
   for (const auto& item : state_.model->named_buffers(true)) buffers_.emplace_back(item.key(), item.value());
   if (!request.checkpoint.empty()) {
     const SafetensorsFile file = read_safetensors(request.checkpoint);
@@ -100,8 +103,9 @@ Trainer::Trainer(const TrainRequest& request)
     check_same_data(info.spec, spec_, request.checkpoint);
     restore(state_, file, info, request.checkpoint);
     if (state_.progress.batch > per_epoch_) {
-      throw CheckpointError(request.checkpoint.string() + ": stands after batch " + std::to_string(state_.progress.batch) +
-                            " of an epoch, which here has " + std::to_string(per_epoch_));
+      throw CheckpointError(request.checkpoint.string() + ": stands after batch " +
+                            std::to_string(state_.progress.batch) + " of an epoch, which here has " +
+                            std::to_string(per_epoch_));
     }
     last_checkpoint_ = request.checkpoint;
     unsaved_ = false;
@@ -135,7 +139,8 @@ void Trainer::copy_best() {
   std::error_code ignored;
   if (state_.progress.best_epoch == 0 || !std::filesystem::exists(best, ignored)) return;
   const SafetensorsFile file = read_safetensors(best);
-  if (checkpoint_info(file, best).progress.best_epoch == state_.progress.best_epoch) write_safetensors(run_->best(), file);
+  if (checkpoint_info(file, best).progress.best_epoch == state_.progress.best_epoch)
+    write_safetensors(run_->best(), file);
 }
 
 TrainResult Trainer::run() {
@@ -266,8 +271,8 @@ void Trainer::fail_nonfinite(const std::string& what, double value) {
   log::progress_done();
   const std::string way_back = last_checkpoint_.empty() ? std::string("no checkpoint was written yet")
                                                         : "the last checkpoint is " + last_checkpoint_.string();
-  throw TrainError(position_now() + " (" + std::to_string(state_.progress.updates) + " updates made): the " +
-                   what + " is " + std::to_string(value) + "; stopped, nothing of it was written; " + way_back +
+  throw TrainError(position_now() + " (" + std::to_string(state_.progress.updates) + " updates made): the " + what +
+                   " is " + std::to_string(value) + "; stopped, nothing of it was written; " + way_back +
                    " (lower optim.lr or set train.on_nonfinite=skip)");
 }
 

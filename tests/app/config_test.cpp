@@ -172,7 +172,8 @@ TEST(Config, DescriptionNamesEveryKeyWithItsValueInLinesThatFit) {
 }
 
 TEST(Config, WhatMayBeAFileNameIsAnOverrideOnlyInASection) {
-  for (const char* text : {"data.dir=/x", "optim.lr=1", "data.no_such=1", "train.output="}) EXPECT_TRUE(is_override(text)) << text;
+  for (const char* text : {"data.dir=/x", "optim.lr=1", "data.no_such=1", "train.output="})
+    EXPECT_TRUE(is_override(text)) << text;
   for (const char* text : {"7", "a.png", "a=b.png", "photo.x=1.png", "./data.dir=x", "dir/data.png", ""}) {
     EXPECT_FALSE(is_override(text)) << text;
   }

@@ -30,17 +30,20 @@ inline void write_picture(const std::filesystem::path& path, int width, int heig
 }
 
 // train/CLASS and test/CLASS: `count` square pictures a class for training, two for testing.
-inline void write_picture_set(const std::filesystem::path& folder, const std::vector<std::string>& classes, int count) {
+inline void write_picture_set(const std::filesystem::path& folder, const std::vector<std::string>& classes,
+                              int count) {
   for (std::size_t c = 0; c < classes.size(); ++c) {
     for (int i = 0; i < count + 2; ++i) {
       const char* split = i < count ? "train" : "test";
-      write_picture(folder / split / classes[c] / (std::to_string(i) + ".png"), 16, 16, static_cast<int>(c) * 120 + i, 255 - 20 * i);
+      write_picture(folder / split / classes[c] / (std::to_string(i) + ".png"), 16, 16, static_cast<int>(c) * 120 + i,
+                    255 - 20 * i);
     }
   }
 }
 
 // IDX files of MNIST's names: `count` images of side x side, black.
-inline void write_idx_split(const std::filesystem::path& folder, const std::string& stem, std::uint8_t count, std::uint8_t side) {
+inline void write_idx_split(const std::filesystem::path& folder, const std::string& stem, std::uint8_t count,
+                            std::uint8_t side) {
   std::filesystem::create_directories(folder);
   const auto number = [](std::uint8_t value) { return std::string(3, '\0') + static_cast<char>(value); };
   std::ofstream images(folder / (stem + "-images-idx3-ubyte"), std::ios::binary);

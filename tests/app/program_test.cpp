@@ -55,7 +55,8 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
 
   const Outcome described = run({"info", "run"});
   EXPECT_EQ(described.code, 0) << described.err;
-  for (const char* part : {"model", "optimizer", "configuration:", "after epoch ", "192 training images", "synthetic_train: 192", "10 classes"}) {
+  for (const char* part : {"model", "optimizer", "configuration:", "after epoch ", "192 training images",
+                           "synthetic_train: 192", "10 classes"}) {
     EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
   }
 }
@@ -70,7 +71,8 @@ TEST_F(Commands, WhatIsNotKnownYetIsNull) {
   EXPECT_EQ(result.at("epochs"), 0);
   EXPECT_NE(o.err.find("stopped after epoch 1/3, batch 1/6"), std::string::npos) << o.err;
   const Outcome described = run({"info", "run"});
-  EXPECT_NE(described.out.find("after epoch 1/3, batch 1 (1 updates); not evaluated yet"), std::string::npos) << described.out;
+  EXPECT_NE(described.out.find("after epoch 1/3, batch 1 (1 updates); not evaluated yet"), std::string::npos)
+      << described.out;
 }
 
 TEST_F(Commands, OverridesThatATrainedModelCannotHonourAreRefused) {
@@ -136,15 +138,18 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   expect_error(run({"train", "--resume", "--overwrite"}), 2, {"--resume", "--overwrite"});
   expect_error(run({"train", "model.heads=3"}), 2, {"model.heads"});
   expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
-  expect_error(run({"info", "run", "--kernel", "1", "2", "3", "4", "2", "float32"}), 2, {"--kernel", "one of the two"});
+  expect_error(run({"info", "run", "--kernel", "1", "2", "3", "4", "2", "float32"}), 2,
+               {"--kernel", "one of the two"});
   for (const char* value : {"0", "nan", "1e300", "abc"}) {
-    expect_error(run({"train", "--stop-after", value}), 2, {"--stop-after: expected a number of epochs above 0, found "});
+    expect_error(run({"train", "--stop-after", value}), 2,
+                 {"--stop-after: expected a number of epochs above 0, found "});
   }
   expect_error(run({"predict", "run", "0", "--top", "0"}), 2, {"--top: expected an integer from 1, found 0"});
   for (const char* seed : {"-1", "99999999999999999999"}) {
     expect_error(run({"gradcheck", "--seed", seed}), 2, {"--seed: expected an integer in 0..", seed});
   }
-  expect_error(run({"eval", "run", "--device", "tpu"}), 2, {"--device: expected auto, cpu, cuda or cuda:N, found tpu"});
+  expect_error(run({"eval", "run", "--device", "tpu"}), 2,
+               {"--device: expected auto, cpu, cuda or cuda:N, found tpu"});
   expect_error(run({"train", "-o", ""}), 2, {"--output"});
   expect_error(run({"config", "--keys", "foo=1"}), 2, {"foo"});
   const Outcome echo = run({std::string(100000, 'x')});
@@ -171,7 +176,8 @@ TEST_F(Commands, HelpGoesToStandardOutput) {
     EXPECT_EQ(o.err, "");
     EXPECT_NE(o.out.find("xample"), std::string::npos) << o.out;
     EXPECT_LE(lines_of(o.out), 40u) << "more than a screen: " << o.out;
-    for (const char* jargon : {"TEXT", "REQUIRED", " INT", "POSITIVE", "OPTIONS", " x 6", "ubcommand", "SUBCOMMAND"}) {
+    for (const char* jargon :
+         {"TEXT", "REQUIRED", " INT", "POSITIVE", "OPTIONS", " x 6", "ubcommand", "SUBCOMMAND"}) {
       EXPECT_EQ(o.out.find(jargon), std::string::npos) << jargon << " in " << o.out;
     }
   }
@@ -206,7 +212,8 @@ TEST_F(Commands, Case34_CudaThatIsNotThereIsNamed) {
   const Outcome o = run(small("run", {"train.device=cuda"}), {{"CUDA_VISIBLE_DEVICES", ""}});
   expect_error(o, 1, {"train.device=cuda", "train.device=cpu"});
   EXPECT_FALSE(fs::exists(folder_ / "run"));
-  expect_error(run({"gradcheck", "--device", "cuda"}, {{"CUDA_VISIBLE_DEVICES", ""}}), 1, {"--device cuda", "--device cpu"});
+  expect_error(run({"gradcheck", "--device", "cuda"}, {{"CUDA_VISIBLE_DEVICES", ""}}), 1,
+               {"--device cuda", "--device cpu"});
 }
 
 // Every configuration that ships trains for some steps.

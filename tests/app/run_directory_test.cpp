@@ -106,10 +106,12 @@ TEST(RunDirectory, CheckLeavesNothingBehind) {
   EXPECT_NO_THROW(RunDirectory::check(scratch / "a" / "b", Mode::kNew));
   EXPECT_TRUE(names_in(scratch.path()).empty());
   put(scratch / "file", "");
-  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check(scratch / "file" / "run", Mode::kNew); }), "cannot be made");
+  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check(scratch / "file" / "run", Mode::kNew); }),
+             "cannot be made");
   EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check("/proc/none", Mode::kNew); }), "is not writable");
   { const RunDirectory run(scratch / "run", Mode::kNew); }
-  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check(scratch / "run", Mode::kNew); }), "a run is there already");
+  EXPECT_HAS(message_of<RunError>([&] { RunDirectory::check(scratch / "run", Mode::kNew); }),
+             "a run is there already");
   EXPECT_NO_THROW(RunDirectory::check(scratch / "run", Mode::kResume));
 }
 

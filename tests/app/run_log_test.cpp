@@ -47,7 +47,8 @@ TEST(Log, PlainLinesWithoutATerminal) {
     log::set_level(log::Level::kWarning);
     log::info("hidden");
   });
-  EXPECT_EQ(without_times(text), "[time] one\naxial: warning: two\naxial: error: three lines\naxial: warning: a name?[2J of the user's\n");
+  EXPECT_EQ(without_times(text),
+            "[time] one\naxial: warning: two\naxial: error: three lines\naxial: warning: a name?[2J of the user's\n");
 }
 
 TEST(Log, TheFileIsAppendedToAndFlushedAtOnce) {

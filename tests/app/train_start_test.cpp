@@ -18,10 +18,20 @@ class Start : public ProgramTest {
  protected:
   // `axial train` of pictures in `dir`, made small; no -o.
   std::vector<std::string> pictures(const std::string& dir, std::vector<std::string> more = {}) {
-    std::vector<std::string> arguments = {"train", "-c", config("image_folder.yaml"), "data.dir=" + dir, "train.device=cpu",
-                                          "train.threads=1", "data.folder_height=8", "data.folder_width=8", "model.dim=16",
-                                          "model.depth=1", "model.stem_channels=[]", "data.batch_size=4",
-                                          "train.epochs=2", "augment.pad_crop=0"};
+    std::vector<std::string> arguments = {"train",
+                                          "-c",
+                                          config("image_folder.yaml"),
+                                          "data.dir=" + dir,
+                                          "train.device=cpu",
+                                          "train.threads=1",
+                                          "data.folder_height=8",
+                                          "data.folder_width=8",
+                                          "model.dim=16",
+                                          "model.depth=1",
+                                          "model.stem_channels=[]",
+                                          "data.batch_size=4",
+                                          "train.epochs=2",
+                                          "augment.pad_crop=0"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
@@ -38,14 +48,18 @@ class Start : public ProgramTest {
 };
 
 TEST_F(Start, WhatCannotStartLeavesNoFolder) {
-  expect_error(run(unnamed({"data.dataset=mnist", "data.dir=nowhere"})), 1, {"nowhere", "no such folder", "data.dir="});
-  expect_error(run(unnamed({"data.batch_size=5000"})), 2, {"data.batch_size", "1024 training images", "data.drop_last=false"});
+  expect_error(run(unnamed({"data.dataset=mnist", "data.dir=nowhere"})), 1,
+               {"nowhere", "no such folder", "data.dir="});
+  expect_error(run(unnamed({"data.batch_size=5000"})), 2,
+               {"data.batch_size", "1024 training images", "data.drop_last=false"});
   expect_error(run(unnamed({"augment.pad_crop=16"})), 2, {"augment.pad_crop", "20x16"});
-  expect_error(run(unnamed({"train.device=cuda"}), {{"CUDA_VISIBLE_DEVICES", ""}}), 1, {"train.device=cuda", "train.device=cpu"});
-  expect_error(run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=1", "augment.pad_crop=0"})), 2,
-               {"model.stem_norm", "data.batch_size is 1"});
-  expect_error(run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=31", "augment.pad_crop=0",
-                            "data.drop_last=false"})),
+  expect_error(run(unnamed({"train.device=cuda"}), {{"CUDA_VISIBLE_DEVICES", ""}}), 1,
+               {"train.device=cuda", "train.device=cpu"});
+  expect_error(
+      run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=1", "augment.pad_crop=0"})),
+      2, {"model.stem_norm", "data.batch_size is 1"});
+  expect_error(run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=31",
+                            "augment.pad_crop=0", "data.drop_last=false"})),
                2, {"model.stem_norm", "last batch"});
   expect_error(run(unnamed({}), {{"WORLD_SIZE", "2"}}), 2, {"WORLD_SIZE=2"});
   write_idx_split(folder_ / "idx", "train", 40, 8);
@@ -151,7 +165,8 @@ TEST_F(Start, OtherThreadsAreSaid) {
   const Outcome o = run({"train", "--resume=run", "train.threads=2", "--stop-after", "1.2"});
   EXPECT_EQ(o.code, 0);
   EXPECT_NE(o.err.find("train.threads = 2 (was 1): results may differ"), std::string::npos) << o.err;
-  EXPECT_EQ(app::read_safetensors(folder_ / "run" / "checkpoints" / "last.safetensors").metadata.at("axial.threads"), "2");
+  EXPECT_EQ(app::read_safetensors(folder_ / "run" / "checkpoints" / "last.safetensors").metadata.at("axial.threads"),
+            "2");
 }
 
 }  // namespace

@@ -70,18 +70,19 @@ TEST(Exif, EveryOrientationIsTurnedUpright) {
   const Bytes pixels(stored.const_data_ptr<std::uint8_t>(), stored.const_data_ptr<std::uint8_t>() + stored.numel());
   // Exif 2.3, table of orientations: where row 0 and column 0 of the stored picture are seen.
   const at::Tensor seen[] = {
-      stored,                         // 1: top, left
-      stored.flip({1}),               // 2: top, right
-      stored.flip({0, 1}),            // 3: bottom, right
-      stored.flip({0}),               // 4: bottom, left
-      stored.t(),                     // 5: left, top
-      stored.t().flip({1}),           // 6: right, top
-      stored.t().flip({0, 1}),        // 7: right, bottom
-      stored.t().flip({0}),           // 8: left, bottom
+      stored,                   // 1: top, left
+      stored.flip({1}),         // 2: top, right
+      stored.flip({0, 1}),      // 3: bottom, right
+      stored.flip({0}),         // 4: bottom, left
+      stored.t(),               // 5: left, top
+      stored.t().flip({1}),     // 6: right, top
+      stored.t().flip({0, 1}),  // 7: right, bottom
+      stored.t().flip({0}),     // 8: left, bottom
   };
   TempDir dir;
   for (int orientation = 1; orientation <= 8; ++orientation) {
-    const JpegKind kind{.width = kWidth, .height = kHeight, .components = 1, .app1 = exif(orientation, orientation % 2)};
+    const JpegKind kind{
+        .width = kWidth, .height = kHeight, .components = 1, .app1 = exif(orientation, orientation % 2)};
     write_jpeg(dir / "a.jpg", kind, pixels);
     const at::Tensor expected = seen[orientation - 1];
     for (const std::int64_t channels : {1, 3}) {
