@@ -38,12 +38,11 @@ std::string now() {
 int run_bench(const BenchArguments& a) {
   // Everything that can be wrong with the command line shows before anything is measured.
   const std::vector<Backend> backends = parse_backend(a.backend);
-  const TrainConfig train = load_config({}, {"train.device=" + a.device}).train;
   if (a.device == "cpu") (void)bench::parse_types(a.dtypes, false);
   (void)bench::parse_shapes(a.shapes);
   (void)bench::parse_types(a.dtypes, true);
-  configure_libtorch(train);  // as training runs: threads, deterministic operators
-  const at::Device device = select_device(train.device);
+  configure_libtorch(load_config({}, {}).train);  // as training runs: threads, deterministic operators
+  const at::Device device = select_device(a.device, "--device ");
   const bool cuda = device.is_cuda();
   const auto shapes = bench::parse_shapes(a.shapes.empty() ? bench::default_shapes(cuda) : a.shapes);
   const auto types = bench::parse_types(a.dtypes.empty() ? bench::default_types(cuda) : a.dtypes, cuda);
