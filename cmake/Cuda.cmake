@@ -24,7 +24,7 @@ if(NOT AXIAL_CUDA STREQUAL "OFF")
 endif()
 
 if(AXIAL_HAS_CUDA)
-  set(AXIAL_CUDA_FLAGS -std=c++20 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra)
+  set(AXIAL_CUDA_FLAGS -std=c++20 --expt-relaxed-constexpr -Xcompiler=-fPIC,-Wall,-Wextra)
   set(AXIAL_CUDA_GENCODE "")
   set(AXIAL_CUDA_ARCH_NAMES "")
   set(AXIAL_PASS_SM90 0)  # the passes that need Hopper's own instructions

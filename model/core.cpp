@@ -76,6 +76,8 @@ class CoreFunction : public torch::autograd::Function<CoreFunction> {
   }
 };
 
+}  // namespace
+
 void check_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias,
                 const CoreOptions& options) {
   TORCH_CHECK(q.defined() && k.defined() && v.defined(), "attention core: q, k and v must be defined");
@@ -97,8 +99,6 @@ void check_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
               "attention core: expected bias [", q.size(3), ", ", offsets, "] on ", q.device(), ", got ",
               bias.sizes(), " on ", bias.device());
 }
-
-}  // namespace
 
 at::Tensor axial_attention_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias,
                                 const CoreOptions& options) {

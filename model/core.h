@@ -27,4 +27,8 @@ at::Tensor axial_attention_core(const at::Tensor& q,     // [B, H, W, h, d], any
                                 const at::Tensor& bias,  // [h, 2L-1], added as bias[i-j+L-1]; undefined: none
                                 const CoreOptions& options);
 
+// The checks that axial_attention_core makes: shapes, types, devices.
+void check_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias,
+                const CoreOptions& options);
+
 }  // namespace axial

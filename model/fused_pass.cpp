@@ -1,6 +1,6 @@
 #include "model/fused_pass.h"
 
-#include <cmath>
+#include <array>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -48,13 +48,13 @@ kernels::KernelChoice choice_of(const kernels::PassProblem& problem) {
 struct Weights {
   at::Tensor norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias;
 
-  explicit Weights(const variable_list& p)
-      : norm_weight(ready(p[0])),
-        norm_bias(ready(p[1])),
-        qkv_weight(ready(p[2])),
-        out_weight(ready(p[3])),
-        out_bias(ready(p[4])),
-        bias(p[5].defined() ? ready(p[5]) : at::Tensor()) {}
+  explicit Weights(const PassParameters& p)
+      : norm_weight(ready(p.norm_weight)),
+        norm_bias(ready(p.norm_bias)),
+        qkv_weight(ready(p.qkv_weight)),
+        out_weight(ready(p.out_weight)),
+        out_bias(ready(p.out_bias)),
+        bias(p.bias.defined() ? ready(p.bias) : at::Tensor()) {}
 
   static at::Tensor ready(const at::Tensor& t) { return t.detach().to(at::kFloat).contiguous(); }
 
@@ -86,30 +86,82 @@ at::Tensor bytes_on(const at::Tensor& x, std::size_t count) {
   return at::empty({static_cast<std::int64_t>(count)}, x.options().dtype(at::kByte));
 }
 
+at::Tensor kernel_scale(const PassOptions& options) {  // s_b [B]; undefined: none
+  return options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
+}
+
+at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x) {
+  at::Tensor packed = bytes_on(x, kernels::cuda::packed_bytes(problem));
+  check_status(kernels::cuda::pack_weights(problem, packed.mutable_data_ptr(), current_stream(x.device())),
+               "axial_pass");
+  return packed;
+}
+
+// x [B, H, W, D], contiguous and aligned.
+at::Tensor run_forward(const kernels::PassProblem& problem, const at::Tensor& packed, const at::Tensor& x,
+                       Axis axis) {
+  at::Tensor y = at::empty_like(x);
+  check_status(kernels::cuda::pass_forward(problem, packed.const_data_ptr(),
+                                           tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), axis),
+                                           current_stream(x.device())),
+               "axial_pass");
+  return y;
+}
+
+PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor& packed, const at::Tensor& incoming,
+                           const at::Tensor& x, const PassParameters& p, Axis axis, const PassWanted& wanted) {
+  const at::Tensor dy = aligned_contiguous(incoming.to(x.scalar_type()));
+  const at::Tensor dx = at::empty_like(x);
+  const std::array<const at::Tensor*, kPassInputs> inputs{
+      &x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias};
+  PassGradients g;
+  kernels::PassGradients gradients;
+  bool parameters = false;
+  for (int input = kNormWeight; input <= kOutBias; ++input) parameters = parameters || wanted[input];
+  if (parameters) {
+    const auto room = [&](int input) {
+      g[input] = at::empty(inputs[input]->sizes(), x.options().dtype(at::kFloat));
+      return g[input].mutable_data_ptr<float>();
+    };
+    gradients.norm_weight = room(kNormWeight);
+    gradients.norm_bias = room(kNormBias);
+    gradients.qkv_weight = room(kQkvWeight);
+    gradients.out_weight = room(kOutWeight);
+    gradients.out_bias = room(kOutBias);
+  }
+  const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
+  const at::Tensor workspace = bytes_on(x, bytes);
+  check_status(
+      kernels::cuda::pass_backward(problem, packed.const_data_ptr(),
+                                   tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), axis),
+                                   tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), axis), gradients,
+                                   workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
+      "axial_pass backward");
+  g[kX] = dx;
+  for (int input = kX; input <= kOutBias; ++input) {
+    if (!wanted[input]) {
+      g[input] = at::Tensor();
+    } else if (input != kX) {
+      g[input] = g[input].to(inputs[input]->scalar_type());
+    }
+  }
+  return g;
+}
+
 class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
  public:
-  enum Input { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias };
-
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& qkv_weight, const at::Tensor& out_weight,
                             const at::Tensor& out_bias, const std::optional<at::Tensor>& bias,
                             const PassOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
-    const variable_list parameters{norm_weight, norm_bias, qkv_weight,
-                                   out_weight,  out_bias,  bias.value_or(at::Tensor())};
-    const Weights weights(parameters);
-    at::Tensor sample_scale;  // [B]
-    if (options.sample_scale.defined()) sample_scale = options.sample_scale.to(at::kFloat).contiguous();
+    const PassParameters p{norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias.value_or(at::Tensor())};
+    const Weights weights(p);
+    const at::Tensor sample_scale = kernel_scale(options);
     const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
-    const at::Tensor packed = bytes_on(x, kernels::cuda::packed_bytes(problem));
-    CUstream_st* stream = current_stream(x.device());
-    check_status(kernels::cuda::pack_weights(problem, packed.mutable_data_ptr(), stream), "axial_pass");
-    const at::Tensor y = at::empty_like(x);
-    check_status(kernels::cuda::pass_forward(
-                     problem, packed.const_data_ptr(),
-                     tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), options.axis), stream),
-                 "axial_pass");
+    const at::Tensor packed = pack(problem, x);
+    const at::Tensor y = run_forward(problem, packed, x, options.axis);
     if (save) {
       ctx->save_for_backward(
           {x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng, sample_scale});
@@ -136,42 +188,14 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     options.dropout = ctx->saved_data["dropout"].toDouble();
     options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
     options.random = {saved[7], ctx->saved_data["first_sample"].toInt()};
-    const Weights weights({saved[1], saved[2], saved[3], saved[4], saved[5], at::Tensor()});
-    const kernels::PassProblem problem = problem_on(x, weights, options, saved[8]);
-    const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type()));
-    const at::Tensor dx = at::empty_like(x);
-
-    variable_list g(9);  // one for each argument of forward
-    kernels::PassGradients gradients;
-    bool parameters = false;
-    for (int input = kNormWeight; input <= kOutBias; ++input) parameters = parameters || ctx->needs_input_grad(input);
-    if (parameters) {
-      const auto room = [&](int input) {
-        g[input] = at::empty(saved[input].sizes(), x.options().dtype(at::kFloat));
-        return g[input].mutable_data_ptr<float>();
-      };
-      gradients.norm_weight = room(kNormWeight);
-      gradients.norm_bias = room(kNormBias);
-      gradients.qkv_weight = room(kQkvWeight);
-      gradients.out_weight = room(kOutWeight);
-      gradients.out_bias = room(kOutBias);
-    }
-    const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
-    const at::Tensor workspace = bytes_on(x, bytes);
-    check_status(
-        kernels::cuda::pass_backward(problem, packed.const_data_ptr(),
-                                     tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), options.axis),
-                                     tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), options.axis),
-                                     gradients, workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
-        "axial_pass backward");
-    g[kX] = dx;
-    for (int input = kX; input <= kOutBias; ++input) {
-      if (!ctx->needs_input_grad(input)) {
-        g[input] = at::Tensor();
-      } else if (input != kX) {
-        g[input] = g[input].to(saved[input].scalar_type());
-      }
-    }
+    const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], at::Tensor()};
+    const Weights weights(p);
+    PassWanted wanted{};
+    for (int i = kX; i <= kOutBias; ++i) wanted[i] = ctx->needs_input_grad(i);
+    const PassGradients gradients =
+        run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
+    variable_list g(gradients.begin(), gradients.end());
+    g.resize(9);  // one for each argument of forward
     return differentiable_once(std::move(g), "axial_pass", create_graph);
   }
 };
@@ -204,6 +228,23 @@ at::Tensor fused_pass(const at::Tensor& x, const PassParameters& p, const PassOp
   const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
   return FusedPassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias,
                                   options, gradients);
+}
+
+at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options) {
+  const at::Tensor x = aligned_contiguous(x_any);
+  const Weights weights(p);
+  const at::Tensor sample_scale = kernel_scale(options);
+  const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
+  return run_forward(problem, pack(problem, x), x, options.axis);
+}
+
+PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x_any, const PassParameters& p,
+                                  const PassOptions& options, const PassWanted& wanted) {
+  const at::Tensor x = aligned_contiguous(x_any);
+  const Weights weights(p);
+  const at::Tensor sample_scale = kernel_scale(options);
+  const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
+  return run_backward(problem, pack(problem, x), dy, x, p, options.axis, wanted);
 }
 
 }  // namespace axial

@@ -18,4 +18,9 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
 at::Tensor fused_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                       bool gradients);
 
+// The same below autograd. Callers have checked, hold a device guard and record no gradients.
+at::Tensor fused_pass_forward(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options);
+PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x, const PassParameters& parameters,
+                                  const PassOptions& options, const PassWanted& wanted);
+
 }  // namespace axial

@@ -104,128 +104,152 @@ at::Tensor scale_samples(const at::Tensor& t, const at::Tensor& scale) {  // t [
   return (t.view({scale.size(0), -1}) * scale.unsqueeze(1)).to(t.scalar_type()).view(t.sizes());
 }
 
+CoreOptions core_options(const PassOptions& options) {
+  CoreOptions core;
+  core.axis = options.axis;
+  core.dropout = options.dropout;
+  core.stream = options.stream;
+  core.random = options.random;
+  return core;
+}
+
+// A composed pass up to its core, which is what the backward needs of it.
+struct Composed {
+  at::Tensor x;               // [B, H, W, D], contiguous
+  at::Tensor core_bias;       // [h, 2L-1], accumulate type; undefined: none
+  at::Tensor qkv;             // [T, 3D]
+  at::Tensor o;               // [T, D]
+  CoreStatistics statistics;  // undefined: not asked for
+};
+
+// Callers hold a device guard.
+Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options,
+                       bool statistics) {
+  const auto type = x_any.scalar_type();
+  const std::int64_t dim = x_any.size(3), heads = options.heads;
+  Composed c;
+  c.x = aligned_contiguous(x_any);
+  const at::Tensor tokens = c.x.view({-1, dim});  // [T, D]
+  c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, type), normalise(tokens, options.eps).x_hat,
+                    fold_weight(p.qkv_weight, p.norm_weight, type).t());
+  if (p.bias.defined()) c.core_bias = p.bias.to(accumulate_type(type)).contiguous();
+  const CoreInputs inputs = core_inputs(c.qkv, c.core_bias, c.x.sizes(), heads);
+  if (statistics) c.statistics = empty_statistics(inputs.q, options.axis);
+  c.o = at::empty_like(tokens);
+  core_forward(inputs, core_options(options), c.o.view({c.x.size(0), c.x.size(1), c.x.size(2), heads, dim / heads}),
+               c.statistics);
+  return c;
+}
+
+// y [B, H, W, D]: the branch first and then the residual, one rounding at the size of y, as the sum itself has.
+at::Tensor composed_output(const Composed& c, const PassParameters& p, const PassOptions& options) {
+  const auto type = c.x.scalar_type();
+  at::Tensor y = at::addmm(p.out_bias.to(type), c.o, p.out_weight.to(type).t());  // [T, D]
+  if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
+  y.add_(c.x.view(y.sizes()));
+  return y.view(c.x.sizes());
+}
+
+PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, const PassParameters& p,
+                                const PassOptions& options, const PassWanted& wanted) {
+  const at::Tensor& x = c.x;
+  const auto type = x.scalar_type();
+  const auto sums = accumulate_type(type);
+  const std::int64_t dim = x.size(3), heads = options.heads;
+  const at::Tensor tokens = x.view({-1, dim});                         // [T, D]
+  const at::Tensor dy = aligned_contiguous(incoming).view({-1, dim});  // [T, D]
+  const at::Tensor du = scale_samples(dy, options.sample_scale);       // [T, D]
+
+  PassGradients g;
+  if (wanted[kOutBias]) g[kOutBias] = token_sum(du).to(p.out_bias.scalar_type());
+  if (wanted[kOutWeight]) g[kOutWeight] = token_product(du, c.o).to(p.out_weight.scalar_type());
+
+  const bool norm = wanted[kNormWeight] || wanted[kNormBias] || wanted[kQkvWeight];
+  const bool through_qkv = wanted[kX] || norm;
+  const bool through_bias = c.core_bias.defined() && wanted[kBias];
+  if (!through_qkv && !through_bias) return g;
+
+  const at::Tensor d_o = at::mm(du, p.out_weight.to(type));  // [T, D]
+  const std::vector<std::int64_t> by_head{x.size(0), x.size(1), x.size(2), heads, dim / heads};
+  at::Tensor d_qkv;  // [T, 3D]
+  CoreGradients gradients;
+  if (through_qkv) {
+    d_qkv = at::empty_like(c.qkv);
+    gradients = {
+        third(d_qkv, x.sizes(), heads, 0), third(d_qkv, x.sizes(), heads, 1), third(d_qkv, x.sizes(), heads, 2), {}};
+  }
+  if (through_bias) gradients.d_bias = at::empty_like(c.core_bias);
+  core_backward(core_inputs(c.qkv, c.core_bias, x.sizes(), heads), core_options(options), c.o.view(by_head),
+                d_o.view(by_head), c.statistics, gradients);
+  if (through_bias) g[kBias] = gradients.d_bias.to(p.bias.scalar_type());
+  if (!through_qkv) return g;
+
+  Normalised n;  // again: cheaper than kept
+  if (norm || !x.is_cuda()) n = normalise(tokens, options.eps);
+  if (norm) {
+    const at::Tensor w = p.qkv_weight.to(sums);       // [3D, D]
+    const at::Tensor column_sums = token_sum(d_qkv);  // db' [3D]
+    if (wanted[kNormWeight] || wanted[kQkvWeight]) {
+      const at::Tensor d_folded = token_product(d_qkv, n.x_hat);  // dW' [3D, D]
+      if (wanted[kNormWeight]) g[kNormWeight] = (d_folded * w).sum(0).to(p.norm_weight.scalar_type());
+      if (wanted[kQkvWeight]) {
+        g[kQkvWeight] = at::addr(d_folded * p.norm_weight.to(sums), column_sums, p.norm_bias.to(sums))
+                            .to(p.qkv_weight.scalar_type());
+      }
+    }
+    if (wanted[kNormBias]) g[kNormBias] = at::mv(w.t(), column_sums).to(p.norm_bias.scalar_type());
+  }
+  if (wanted[kX]) {
+    const at::Tensor d_x_hat = at::mm(d_qkv, fold_weight(p.qkv_weight, p.norm_weight, type));  // [T, D]
+    g[kX] = normalise_backward(d_x_hat, tokens, n, dy, options.eps).view(x.sizes());
+  }
+  return g;
+}
+
 class PassFunction : public torch::autograd::Function<PassFunction> {
  public:
-  enum Input { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias };
-
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& qkv_weight, const at::Tensor& out_weight,
                             const at::Tensor& out_bias, const std::optional<at::Tensor>& bias,
                             const PassOptions& options, bool save) {
-    const c10::OptionalDeviceGuard guard(x_any.device());
-    const auto type = x_any.scalar_type();
-    const std::int64_t dim = x_any.size(3), heads = options.heads;
-    const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
-    const at::Tensor tokens = x.view({-1, dim});     // [T, D]
-
-    const at::Tensor qkv = at::addmm(fold_bias(qkv_weight, norm_bias, type), normalise(tokens, options.eps).x_hat,
-                                     fold_weight(qkv_weight, norm_weight, type).t());  // [T, 3D]
-    at::Tensor core_bias;                                                              // [h, 2L-1]
-    if (bias) core_bias = bias->to(accumulate_type(type)).contiguous();
-    const CoreInputs inputs = core_inputs(qkv, core_bias, x.sizes(), heads);
-    const CoreOptions core = core_options(options.axis, options.dropout, options.stream, options.random);
-    const CoreStatistics statistics = save ? empty_statistics(inputs.q, options.axis) : CoreStatistics{};
-    const at::Tensor o = at::empty_like(tokens);  // [T, D]
-    core_forward(inputs, core, o.view({x.size(0), x.size(1), x.size(2), heads, dim / heads}), statistics);
-
-    // The branch first and then the residual: one rounding at the size of y, as the sum itself has.
-    at::Tensor y = at::addmm(out_bias.to(type), o, out_weight.to(type).t());  // [T, D]
-    if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
-    y.add_(tokens);
-
+    const c10::OptionalDeviceGuard guard(x.device());
+    const PassParameters p{norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias.value_or(at::Tensor())};
+    const Composed c = composed_core(x, p, options, save);
     if (save) {
-      ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, core_bias, qkv, o,
-                              statistics.row_max, statistics.row_sum, options.random.rng, options.sample_scale});
+      ctx->save_for_backward({c.x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, p.bias, c.core_bias,
+                              c.qkv, c.o, c.statistics.row_max, c.statistics.row_sum, options.random.rng,
+                              options.sample_scale});
       ctx->saved_data["column"] = options.axis == Axis::kColumn;
-      ctx->saved_data["heads"] = heads;
+      ctx->saved_data["heads"] = options.heads;
       ctx->saved_data["eps"] = options.eps;
       ctx->saved_data["dropout"] = options.dropout;
       ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
       ctx->saved_data["first_sample"] = options.random.first_sample;
-      ctx->saved_data["out_bias_type"] = out_bias.scalar_type();
-      if (bias) ctx->saved_data["bias_type"] = bias->scalar_type();
     }
-    return y.view(x.sizes());
+    return composed_output(c, p, options);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list incoming) {
     const bool create_graph = at::GradMode::is_enabled();
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &qkv_weight = saved[3],
-                     &out_weight = saved[4], &core_bias = saved[5], &qkv = saved[6], &o = saved[7], &rng = saved[10],
-                     &sample_scale = saved[11];
-    const c10::OptionalDeviceGuard guard(x.device());
-    const auto type = x.scalar_type();
-    const auto sums = accumulate_type(type);
-    const std::int64_t dim = x.size(3), heads = ctx->saved_data["heads"].toInt();
-    const auto wanted = [&](Input input) { return ctx->needs_input_grad(input); };
-    const at::Tensor tokens = x.view({-1, dim});                            // [T, D]
-    const at::Tensor dy = aligned_contiguous(incoming[0]).view({-1, dim});  // [T, D]
-    const at::Tensor du = scale_samples(dy, sample_scale);                  // [T, D]
-
-    variable_list g(9);  // one for each argument of forward
-    if (wanted(kOutBias)) g[kOutBias] = token_sum(du).to(ctx->saved_data["out_bias_type"].toScalarType());
-    if (wanted(kOutWeight)) g[kOutWeight] = token_product(du, o).to(out_weight.scalar_type());
-
-    const bool norm = wanted(kNormWeight) || wanted(kNormBias) || wanted(kQkvWeight);
-    const bool through_qkv = wanted(kX) || norm;
-    const bool through_bias = core_bias.defined() && wanted(kBias);
-    if (through_qkv || through_bias) {
-      const at::Tensor d_o = at::mm(du, out_weight.to(type));  // [T, D]
-      const std::vector<std::int64_t> by_head{x.size(0), x.size(1), x.size(2), heads, dim / heads};
-      const CoreInputs inputs = core_inputs(qkv, core_bias, x.sizes(), heads);
-      const CoreOptions core = core_options(ctx->saved_data["column"].toBool() ? Axis::kColumn : Axis::kRow,
-                                            ctx->saved_data["dropout"].toDouble(),
-                                            static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt()),
-                                            {rng, ctx->saved_data["first_sample"].toInt()});
-      at::Tensor d_qkv;  // [T, 3D]
-      CoreGradients gradients;
-      if (through_qkv) {
-        d_qkv = at::empty_like(qkv);
-        gradients = {third(d_qkv, x.sizes(), heads, 0),
-                     third(d_qkv, x.sizes(), heads, 1),
-                     third(d_qkv, x.sizes(), heads, 2),
-                     {}};
-      }
-      if (through_bias) gradients.d_bias = at::empty_like(core_bias);
-      core_backward(inputs, core, o.view(by_head), d_o.view(by_head), {saved[8], saved[9]}, gradients);
-      if (through_bias) g[kBias] = gradients.d_bias.to(ctx->saved_data["bias_type"].toScalarType());
-
-      if (through_qkv) {
-        const double eps = ctx->saved_data["eps"].toDouble();
-        Normalised n;  // again: cheaper than kept
-        if (norm || !x.is_cuda()) n = normalise(tokens, eps);
-        if (norm) {
-          const at::Tensor w = qkv_weight.to(sums);         // [3D, D]
-          const at::Tensor column_sums = token_sum(d_qkv);  // db' [3D]
-          if (wanted(kNormWeight) || wanted(kQkvWeight)) {
-            const at::Tensor d_folded = token_product(d_qkv, n.x_hat);  // dW' [3D, D]
-            if (wanted(kNormWeight)) g[kNormWeight] = (d_folded * w).sum(0).to(norm_weight.scalar_type());
-            if (wanted(kQkvWeight)) {
-              g[kQkvWeight] = at::addr(d_folded * norm_weight.to(sums), column_sums, norm_bias.to(sums))
-                                  .to(qkv_weight.scalar_type());
-            }
-          }
-          if (wanted(kNormBias)) g[kNormBias] = at::mv(w.t(), column_sums).to(norm_bias.scalar_type());
-        }
-        if (wanted(kX)) {
-          const at::Tensor d_x_hat = at::mm(d_qkv, fold_weight(qkv_weight, norm_weight, type));  // [T, D]
-          g[kX] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
-        }
-      }
-    }
+    const c10::OptionalDeviceGuard guard(saved[0].device());
+    const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]};
+    const Composed c{saved[0], saved[7], saved[8], saved[9], {saved[10], saved[11]}};
+    PassOptions options;
+    options.axis = ctx->saved_data["column"].toBool() ? Axis::kColumn : Axis::kRow;
+    options.heads = ctx->saved_data["heads"].toInt();
+    options.eps = ctx->saved_data["eps"].toDouble();
+    options.dropout = ctx->saved_data["dropout"].toDouble();
+    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
+    options.random = {saved[12], ctx->saved_data["first_sample"].toInt()};
+    options.sample_scale = saved[13];
+    PassWanted wanted{};
+    for (int i = 0; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
+    const PassGradients gradients = composed_backward(incoming[0], c, p, options, wanted);
+    variable_list g(gradients.begin(), gradients.end());
+    g.resize(9);  // one for each argument of forward
     return differentiable_once(std::move(g), "axial_pass", create_graph);
-  }
-
- private:
-  static CoreOptions core_options(Axis axis, double dropout, std::uint64_t stream, RandomState random) {
-    CoreOptions core;
-    core.axis = axis;
-    core.dropout = dropout;
-    core.stream = stream;
-    core.random = std::move(random);
-    return core;
   }
 };
 
@@ -274,6 +298,26 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
   const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
   return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,
                              save);
+}
+
+at::Tensor axial_pass_forward(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
+  check_pass(x, p, options);
+  const at::NoGradGuard no_grad;
+  const c10::OptionalDeviceGuard guard(x.device());
+  if (fused_pass_serves(x, p, options, false)) return fused_pass_forward(x, p, options);
+  return composed_output(composed_core(x, p, options, false), p, options);
+}
+
+PassGradients axial_pass_backward(const at::Tensor& dy, const at::Tensor& x, const PassParameters& p,
+                                  const PassOptions& options, const PassWanted& wanted) {
+  check_pass(x, p, options);
+  TORCH_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type() && dy.device() == x.device(),
+              "axial pass: dy must be like x, ", x.sizes(), " ", x.scalar_type(), " on ", x.device(), ", is ",
+              dy.sizes(), " ", dy.scalar_type(), " on ", dy.device());
+  const at::NoGradGuard no_grad;
+  const c10::OptionalDeviceGuard guard(x.device());
+  if (fused_pass_serves(x, p, options, true)) return fused_pass_backward(dy, x, p, options, wanted);
+  return composed_backward(dy, composed_core(x, p, options, true), p, options, wanted);
 }
 
 namespace {

@@ -2,6 +2,7 @@
 //   y = x + s_b * (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
 #pragma once
 
+#include <array>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +36,18 @@ struct PassOptions {
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.
 at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
                       const PassParameters& parameters, const PassOptions& options);
+
+// The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
+// kept between the two: the backward of a composed pass runs the core forward again.
+enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kPassInputs };
+using PassWanted = std::array<bool, kPassInputs>;
+using PassGradients = std::array<at::Tensor, kPassInputs>;  // undefined: not wanted
+
+at::Tensor axial_pass_forward(const at::Tensor& x,  // [B, H, W, D]
+                              const PassParameters& parameters, const PassOptions& options);
+PassGradients axial_pass_backward(const at::Tensor& dy,  // [B, H, W, D], any strides
+                                  const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
+                                  const PassWanted& wanted);
 
 // The checks that every backend makes: shapes, types, devices.
 void check_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options);
