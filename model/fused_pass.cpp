@@ -8,6 +8,7 @@
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/launch.h"
+#include "model/pass_options.h"
 
 namespace axial {
 namespace {
@@ -165,12 +166,7 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     if (save) {
       ctx->save_for_backward(
           {x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng, sample_scale});
-      ctx->saved_data["column"] = options.axis == Axis::kColumn;
-      ctx->saved_data["heads"] = options.heads;
-      ctx->saved_data["eps"] = options.eps;
-      ctx->saved_data["dropout"] = options.dropout;
-      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
-      ctx->saved_data["first_sample"] = options.random.first_sample;
+      save_options(ctx, options);
     }
     return y;
   }
@@ -181,13 +177,7 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &packed = saved[6];
     const c10::OptionalDeviceGuard guard(x.device());
-    PassOptions options;
-    options.axis = ctx->saved_data["column"].toBool() ? Axis::kColumn : Axis::kRow;
-    options.heads = ctx->saved_data["heads"].toInt();
-    options.eps = ctx->saved_data["eps"].toDouble();
-    options.dropout = ctx->saved_data["dropout"].toDouble();
-    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
-    options.random = {saved[7], ctx->saved_data["first_sample"].toInt()};
+    PassOptions options = saved_options(ctx, saved[7]);
     const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], at::Tensor()};
     const Weights weights(p);
     PassWanted wanted{};

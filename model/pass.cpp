@@ -6,6 +6,7 @@
 #include "model/bridge.h"
 #include "model/fused_pass.h"
 #include "model/launch.h"
+#include "model/pass_options.h"
 
 namespace axial {
 namespace {
@@ -219,12 +220,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
       ctx->save_for_backward({c.x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, p.bias, c.core_bias,
                               c.qkv, c.o, c.statistics.row_max, c.statistics.row_sum, options.random.rng,
                               options.sample_scale});
-      ctx->saved_data["column"] = options.axis == Axis::kColumn;
-      ctx->saved_data["heads"] = options.heads;
-      ctx->saved_data["eps"] = options.eps;
-      ctx->saved_data["dropout"] = options.dropout;
-      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
-      ctx->saved_data["first_sample"] = options.random.first_sample;
+      save_options(ctx, options);
     }
     return composed_output(c, p, options);
   }
@@ -236,13 +232,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const c10::OptionalDeviceGuard guard(saved[0].device());
     const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]};
     const Composed c{saved[0], saved[7], saved[8], saved[9], {saved[10], saved[11]}};
-    PassOptions options;
-    options.axis = ctx->saved_data["column"].toBool() ? Axis::kColumn : Axis::kRow;
-    options.heads = ctx->saved_data["heads"].toInt();
-    options.eps = ctx->saved_data["eps"].toDouble();
-    options.dropout = ctx->saved_data["dropout"].toDouble();
-    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
-    options.random = {saved[12], ctx->saved_data["first_sample"].toInt()};
+    PassOptions options = saved_options(ctx, saved[12]);
     options.sample_scale = saved[13];
     PassWanted wanted{};
     for (int i = 0; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);

@@ -19,15 +19,18 @@ inline Status check(cudaError_t error, const char* what) {
 }
 
 // Opt-in to shared memory is per kernel and device, and the caller may change devices: asked for every time.
+inline Status opt_in(const void* function, std::size_t shared, const char* what) {
+  if (shared <= (48 << 10)) return {};
+  return check(
+      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what);
+}
+
 template <class Parameters>
 Status launch(void (*kernel)(Parameters), const Parameters& parameters, std::int64_t blocks, int threads,
               std::size_t shared, cudaStream_t stream, const char* what) {
   const auto* function = reinterpret_cast<const void*>(kernel);
-  if (shared > (48 << 10)) {
-    const Status status = check(
-        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what);
-    if (!status.ok()) return status;
-  }
+  const Status status = opt_in(function, shared, what);
+  if (!status.ok()) return status;
   void* arguments[] = {const_cast<Parameters*>(&parameters)};
   return check(cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
                                 arguments, shared, stream),
@@ -40,11 +43,8 @@ template <class Parameters>
 Status launch_early(void (*kernel)(Parameters), const Parameters& parameters, std::int64_t blocks, int threads,
                     std::size_t shared, cudaStream_t stream, const char* what) {
   const auto* function = reinterpret_cast<const void*>(kernel);
-  if (shared > (48 << 10)) {
-    const Status status = check(
-        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what);
-    if (!status.ok()) return status;
-  }
+  const Status status = opt_in(function, shared, what);
+  if (!status.ok()) return status;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/pass_shapes.cuh"
 #include "kernels/philox.h"
 
 namespace axial::kernels::cuda {
@@ -24,6 +25,34 @@ struct AttendBackward {
     float keep_scale;
     std::int64_t first_line;  // global number of the line (of the first one in the strip, where it holds several)
   };
+
+  // All of it but first_line. The mask's key is left in shared memory, for which the caller must synchronise.
+  template <class Arguments>
+  static __device__ __forceinline__ Context context_of(const Arguments& p, unsigned char* shared) {
+    const LineGeometry& geometry = p.geometry;
+    const bool shared_strip = geometry.pitch < 16;
+    Context context = {};
+    context.length = geometry.length;
+    context.pitch = geometry.pitch;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
+      const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch &&
+                                            key % geometry.pitch < geometry.length
+                                      : 16 * (kStrips - 1) + key < geometry.length;
+      context.masked |= (valid ? 0u : 1u) << i;
+    }
+    if constexpr (kGeneral) {
+      context.causal = p.causal;
+      context.threshold = p.dropout.threshold;
+      context.keep_scale = p.dropout.scale;
+      if (context.threshold != 0 && threadIdx.x == 0) {
+        *reinterpret_cast<std::uint64_t*>(shared + L::kKey) =
+            dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
+      }
+    }
+    return context;
+  }
 
   struct Keys {
     std::uint32_t rows[kSteps][4], columns[kSteps][4];

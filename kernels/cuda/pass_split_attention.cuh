@@ -46,27 +46,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   }
   copy_commit();
 
-  typename Attend::Context context = {};
-  context.length = geometry.length;
-  context.pitch = geometry.pitch;
+  typename Attend::Context context = Attend::context_of(p, shared);
   const bool shared_strip = geometry.pitch < 16;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
-    const bool valid = shared_strip
-                           ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
-                           : 16 * (kStrips - 1) + key < geometry.length;
-    context.masked |= (valid ? 0u : 1u) << i;
-  }
-  if constexpr (kGeneral) {
-    context.causal = p.causal;
-    context.threshold = p.dropout.threshold;
-    context.keep_scale = p.dropout.scale;
-    if (context.threshold != 0 && threadIdx.x == 0) {
-      *reinterpret_cast<std::uint64_t*>(shared + L::kKey) =
-          dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
-    }
-  }
   const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
                       w_qkv = wgmma_operand(base + L::kQkv), w_out = wgmma_operand(base + L::kOut);
   copy_wait<0>();
