@@ -12,13 +12,18 @@
 
 namespace axial::kernels::cuda {
 
+// Is a softmax that did not subtract its maximum as good as one that did, going by the sum of its powers of two: none
+// was too large, nor the largest one so small that others have lost digits. False for NaN.
+__device__ __forceinline__ bool tame(float sum) { return sum > 0x1p-80f && sum < 0x1p80f; }
+
 template <class V>
 struct Fragment;
 
 template <>
 struct Fragment<__nv_bfloat16> : Bf16 {
   static constexpr std::uint32_t kOnes = 0x3f803f80u;
-  static constexpr bool kWideRange = true;  // float32's exponents
+  // As the function below, for powers of two that were rounded to this type.
+  static __device__ __forceinline__ bool tame(float sum) { return cuda::tame(sum); }
   static __device__ __forceinline__ float low(std::uint32_t v) { return __uint_as_float(v << 16); }
   static __device__ __forceinline__ float high(std::uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
   static __device__ __forceinline__ std::uint32_t pair(float low, float high) {
@@ -35,7 +40,7 @@ struct Fragment<__nv_bfloat16> : Bf16 {
 template <>
 struct Fragment<__half> : Fp16 {
   static constexpr std::uint32_t kOnes = 0x3c003c00u;
-  static constexpr bool kWideRange = false;
+  static __device__ __forceinline__ bool tame(float sum) { return sum > 0x1p-3f && sum < 0x1p15f; }
   static __device__ __forceinline__ float low(std::uint32_t v) {
     return __low2float(*reinterpret_cast<const __half2*>(&v));
   }

@@ -176,8 +176,11 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
 }
 
 // Totals, slabs, scratch.
+std::size_t totals_of(const PassBackwardPlan& plan) {
+  return static_cast<std::size_t>(plan.parts) * (plan.slab_bytes + 2 * 64 * sizeof(float));
+}
 std::size_t workspace_of(const PassBackwardPlan& plan) {
-  return static_cast<std::size_t>(plan.parts + plan.blocks) * plan.slab_bytes + plan.scratch_bytes;
+  return totals_of(plan) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes + plan.scratch_bytes;
 }
 
 bool same_layout(const TokenStrides& a, const TokenStrides& b) {
@@ -282,7 +285,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   status = validate_workspace(workspace, workspace_bytes, workspace_of(plan));
   if (!status.ok()) return status;
   auto* totals = static_cast<float*>(workspace);
-  auto* slabs = totals + static_cast<std::size_t>(plan.parts) * plan.slab_bytes / sizeof(float);
+  auto* slabs = totals + totals_of(plan) / sizeof(float);
   bool wants_gradients = false;
   status = check_gradients(problem, gradients, &wants_gradients);
   if (!status.ok()) return status;

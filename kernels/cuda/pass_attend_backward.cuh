@@ -37,9 +37,9 @@ struct AttendBackward {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int key = 8 * (i >> 2) + 2 * (lane_id() & 3) + (i & 1), query = (lane_id() >> 2) + 8 * (i >> 1 & 1);
-      const bool valid = shared_strip ? key / geometry.pitch == query / geometry.pitch &&
-                                            key % geometry.pitch < geometry.length
-                                      : 16 * (kStrips - 1) + key < geometry.length;
+      const bool valid =
+          shared_strip ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
+                       : 16 * (kStrips - 1) + key < geometry.length;
       context.masked |= (valid ? 0u : 1u) << i;
     }
     if constexpr (kGeneral) {
@@ -317,8 +317,8 @@ struct AttendBackward {
       int query = 16 * m + g + 8 * r;
       std::int64_t line = context.first_line;
       if (context.pitch < 16) {
-        line += query / context.pitch;
-        query %= context.pitch;
+        line += query >> (__ffs(context.pitch) - 1);  // such a pitch is a power of two
+        query &= context.pitch - 1;
       }
       const Philox4 draws = dropout_draws(mask_key, static_cast<std::uint64_t>(line * S::kHeads + head),
                                           static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);

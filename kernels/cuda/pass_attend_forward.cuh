@@ -7,7 +7,8 @@
 
 namespace axial::kernels::cuda {
 
-template <class S, bool kGeneral>
+// kStrips: of a line; 0: any number.
+template <class S, bool kGeneral, int kStrips>
 struct PassForwardShape {
   // At most; registers are bounded accordingly.
   static constexpr int kThreads = !kGeneral && S::kDim <= 64 && S::kHeadDim < 64 ? 384 : 256;
@@ -26,7 +27,7 @@ struct PassForwardShape {
 
   // Keys and values of a strip and group: [head][k step][K, V][lane] x 16 bytes, twice, used alternately, so that
   // one barrier a group is enough.
-  static constexpr int kExchangeBytes = S::kGroupHeads * S::kSteps * 1024;
+  static constexpr int kExchangeBytes = kStrips == 1 ? 0 : S::kGroupHeads * S::kSteps * 1024;
   // Two strips of x a warp where they fit beside the weights: the next one is fetched early.
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kWeightBytes = (S::kForwardBytes + 1023) / 1024 * 1024;
@@ -35,10 +36,16 @@ struct PassForwardShape {
   }
   static constexpr int kStages = bytes(kWarps, 2) + 1024 <= 232448 ? 2 : 1;
 
+  static __host__ __device__ constexpr int turn(int row) { return (row & 1) << 2 | (row >> 1 & 3); }
   static __device__ __forceinline__ int x_offset(int row, int group) {
     if constexpr (!kPermuted) return row * kRowBytes + group * 16;
-    const int turn = (row & 1) << 2 | (row >> 1 & 3);
-    return row * kRowBytes + ((group & ~7) | ((group ^ turn) & 7)) * 16;
+    return row * kRowBytes + ((group & ~7) | ((group ^ turn(row)) & 7)) * 16;
+  }
+  // `offset` is x_offset(row, group) or, where rows lie at multiples of 1 KB, that address; the result is that of
+  // (row + rows, group + groups), if these sums carry no bits.
+  static __device__ __forceinline__ std::uint32_t x_beside(std::uint32_t offset, int rows, int groups) {
+    if constexpr (!kPermuted) return offset + rows * kRowBytes + groups * 16;
+    return (offset ^ ((turn(rows) ^ groups) & 7) * 16) + rows * kRowBytes + (groups & ~7) * 16;
   }
 };
 
@@ -57,8 +64,7 @@ template <class S, bool kGeneral>
 struct Attend {
   using F = Fragment<typename S::Value>;
   static constexpr int kHeads = S::kGroupHeads, kSteps = S::kSteps, kTiles = 2 * kSteps;
-  static constexpr int kExchange = PassForwardShape<S, kGeneral>::kExchangeBytes;
-  static constexpr float kSmall = 64;  // of scores to the base 2
+  static constexpr int kExchange = PassForwardShape<S, kGeneral, 0>::kExchangeBytes;
 
   // What the general kernel needs beside: positions for bias, causality and dropout.
   struct Context {
@@ -74,22 +80,44 @@ struct Attend {
   float max[kHeads][2], sum[kHeads][2], o[kHeads][kTiles][4];
 
   template <int kStrips>
-  __device__ __forceinline__ void keys(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
-                                       const StripPlace& place, std::uint32_t exchange, const Context& context) {
-    const int lane = lane_id(), t = lane & 3;
-    float s[kHeads][kStrips][2][4];
-    std::uint32_t invalid = strip + kStrips == place.strips ? place.masked : 0;
+  using Scores = float[kHeads][kStrips][2][4];
+  template <int kStrips>
+  using Fragments = uint4[kStrips][kHeads][kSteps];
+
+  // Keys (0) or values (512) of the strips from `strip` on.
+  template <int kStrips>
+  static __device__ __forceinline__ void load(std::uint32_t exchange, int strip, int which,
+                                              Fragments<kStrips>& fragments) {
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          fragments[j][h][i] =
+              load_shared(exchange + (strip + j) * (2 * kExchange) + (h * kSteps + i) * 1024 + which);
+        }
+      }
+    }
+  }
+
+  // The scores of those strips, to the base 2, with what is added to them and -infinity where there is no key.
+  template <int kStrips>
+  static __device__ __forceinline__ void score(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
+                                               const Fragments<kStrips>& k, const StripPlace& place,
+                                               const Context& context, Scores<kStrips>& s) {
+    const int t = lane_id() & 3;
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[h][j][i >> 2][i & 3] = 0;
-        if constexpr (kGeneral) {
+        if (kGeneral && (context.bias != nullptr || context.causal)) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            int key = 8 * (i >> 2) + 2 * t + (i & 1);
-            key = place.pitch < 16 ? key % place.pitch : key + 16 * (strip + j);
+            int key = 16 * (strip + j) + 8 * (i >> 2) + 2 * t + (i & 1);
+            if (kStrips == 1 && place.pitch < 16) key &= place.pitch - 1;  // a power of two
             const int query = context.query[i >> 1 & 1];
             const bool valid = key < place.length && query < place.length;
             if (valid && context.bias != nullptr) {
@@ -101,39 +129,58 @@ struct Attend {
         }
       }
     }
-    const std::uint32_t from = exchange + strip * (2 * kExchange);
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          const uint4 k = load_shared(from + j * (2 * kExchange) + (h * kSteps + i) * 1024);
-          F::mma(s[h][j][0], q[h][i], k.x, k.y);
-          F::mma(s[h][j][1], q[h][i], k.z, k.w);
+          F::mma(s[h][j][0], q[h][i], k[j][h][i].x, k[j][h][i].y);
+          F::mma(s[h][j][1], q[h][i], k[j][h][i].z, k[j][h][i].w);
         }
       }
     }
-    if constexpr (F::kWideRange && !kGeneral) {
-      // Scores this small need no maximum: their powers of two, and the sums, are far from the type's limits.
-      if (place.strips <= 2) {
-        float top = 0;
+    const std::uint32_t invalid = strip + kStrips == place.strips ? place.masked : 0;
+    if (invalid != 0) {
 #pragma unroll
-        for (int i = 0; i < kHeads * kStrips * 8; ++i) {
-          top = fmaxf(top, fabsf(s[i / (8 * kStrips)][i / 8 % kStrips][i / 4 % 2][i % 4]));
-        }
-        if (__all_sync(~0u, top < kSmall)) {
+      for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-          for (int i = 0; i < kHeads * kStrips * 8; ++i) {
-            float& p = s[i / (8 * kStrips)][i / 8 % kStrips][i / 4 % 2][i % 4];
-            p = power_of_two(p);
-          }
-          if (invalid != 0) leave_out(s, invalid, 0.f);
-          return add<kStrips>(s, from, strip, place, context);
+        for (int i = 0; i < 8; ++i) {
+          if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = -INFINITY;
         }
       }
     }
-    if (invalid != 0) leave_out(s, invalid, -INFINITY);
+  }
+
+  // Softmax without its maximum: for scores whose powers of two, and their sums, are far from the type's limits.
+  // Good if the sums turn out so.
+  template <int kStrips>
+  __device__ __forceinline__ void quick(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
+                                        const StripPlace& place, std::uint32_t exchange, const Context& context) {
+    Fragments<kStrips> k, v;
+    load<kStrips>(exchange, strip, 0, k);
+    load<kStrips>(exchange, strip, 512, v);
+    Scores<kStrips> s;
+    score<kStrips>(strip, q, k, place, context, s);
+#pragma unroll
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[h][j][i >> 2][i & 3] = power_of_two(s[h][j][i >> 2][i & 3]);
+      }
+    }
+    add<kStrips>(s, v, strip, place, context);
+  }
+
+  // Softmax under the largest score so far.
+  template <int kStrips>
+  __device__ __forceinline__ void online(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
+                                         const StripPlace& place, std::uint32_t exchange, const Context& context) {
+    Fragments<kStrips> k;
+    load<kStrips>(exchange, strip, 0, k);
+    Scores<kStrips> s;
+    score<kStrips>(strip, q, k, place, context, s);
     float top[kHeads][2];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -188,25 +235,14 @@ struct Attend {
         }
       }
     }
-    add<kStrips>(s, from, strip, place, context);
-  }
-
-  // Gives `value` to the keys that are none, which are in the line's last strip.
-  template <int kStrips>
-  static __device__ __forceinline__ void leave_out(float (&s)[kHeads][kStrips][2][4], std::uint32_t invalid,
-                                                   float value) {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = value;
-      }
-    }
+    Fragments<kStrips> v;
+    load<kStrips>(exchange, strip, 512, v);
+    add<kStrips>(s, v, strip, place, context);
   }
 
   // Adds the rounded probabilities to the row sums and their products with V to o.
   template <int kStrips>
-  __device__ __forceinline__ void add(float (&s)[kHeads][kStrips][2][4], std::uint32_t from, int strip,
+  __device__ __forceinline__ void add(Scores<kStrips>& s, const Fragments<kStrips>& v, int strip,
                                       const StripPlace& place, const Context& context) {
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
@@ -225,9 +261,8 @@ struct Attend {
         }
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          const uint4 v = load_shared(from + j * (2 * kExchange) + (h * kSteps + i) * 1024 + 512);
-          F::mma(o[h][2 * i], p, v.x, v.y);
-          F::mma(o[h][2 * i + 1], p, v.z, v.w);
+          F::mma(o[h][2 * i], p, v[j][h][i].x, v[j][h][i].y);
+          F::mma(o[h][2 * i + 1], p, v[j][h][i].z, v[j][h][i].w);
         }
       }
     }
@@ -282,22 +317,41 @@ struct Attend {
         q[h][i][2] = rounded(0, 2 * i + 1, 0, true);
         q[h][i][3] = rounded(0, 2 * i + 1, 1, true);
       }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        max[h][r] = -INFINITY;
-        sum[h][r] = 0;
-      }
-#pragma unroll
-      for (int n = 0; n < 4 * kTiles; ++n) o[h][n >> 2][n & 3] = 0;
     }
     if (place.barrier_threads != 0) {
       barrier(place.barrier_number, place.barrier_threads);
     } else {
       __syncwarp();
     }
-    int strip = 0;
-    for (; strip + 2 <= place.strips; strip += 2) keys<2>(strip, q, place, exchange, context);
-    if (strip < place.strips) keys<1>(strip, q, place, exchange, context);
+    const auto clear = [this] {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          max[h][r] = -INFINITY;
+          sum[h][r] = 0;
+        }
+#pragma unroll
+        for (int n = 0; n < 4 * kTiles; ++n) o[h][n >> 2][n & 3] = 0;
+      }
+    };
+    clear();
+    // The general kernel has the registers and the code for one way only.
+    bool good = !kGeneral;
+    if constexpr (!kGeneral) {
+      int strip = 0;
+      for (; strip + 2 <= place.strips; strip += 2) quick<2>(strip, q, place, exchange, context);
+      if (strip < place.strips) quick<1>(strip, q, place, exchange, context);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) good = good && F::tame(sum[h][0]) && F::tame(sum[h][1]);
+      good = __all_sync(~0u, good);
+      if (!good) clear();
+    }
+    if (!good) {
+      int strip = 0;
+      for (; strip + 2 <= place.strips; strip += 2) online<2>(strip, q, place, exchange, context);
+      if (strip < place.strips) online<1>(strip, q, place, exchange, context);
+    }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float r0 = reciprocal(sum[h][0]) * keep_scale, r1 = reciprocal(sum[h][1]) * keep_scale;

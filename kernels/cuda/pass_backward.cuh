@@ -11,7 +11,7 @@
 // Padding rows are zero in x_hat and dy, so that whatever stands beside them adds nothing to any sum.
 #pragma once
 
-#include "kernels/cuda/pass_attend_backward.cuh"
+#include "kernels/cuda/pass_attend_together.cuh"
 #include "kernels/cuda/pass_shapes.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -151,27 +151,27 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        std::uint32_t v[8] = {xr[2 * i].x,     xr[2 * i].y,     xr[2 * i].z,     xr[2 * i].w,
-                              xr[2 * i + 1].x, xr[2 * i + 1].y, xr[2 * i + 1].z, xr[2 * i + 1].w};
-        float a = 0, b = 0;
+        const auto word = [&](int k) -> std::uint32_t& { return reinterpret_cast<std::uint32_t*>(&xr[2 * i])[k]; };
+        float v[16], a = 0, b = 0;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-          a += F::low(v[k]);
-          b += F::high(v[k]);
+          v[2 * k] = F::low(word(k));
+          v[2 * k + 1] = F::high(word(k));
+          a += v[2 * k];
+          b += v[2 * k + 1];
         }
         const float mean = quad_sum(a + b) * (1.f / S::kDim);
         a = b = 0;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-          const float low = F::low(v[k]) - mean, high = F::high(v[k]) - mean;
-          a += low * low;
-          b += high * high;
+          v[2 * k] -= mean;
+          v[2 * k + 1] -= mean;
+          a = fmaf(v[2 * k], v[2 * k], a);
+          b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }
         rstd[i] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
-        const float shift = -mean * rstd[i];
 #pragma unroll
-        for (int k = 0; k < 8; ++k)
-          v[k] = F::pair(fmaf(F::low(v[k]), rstd[i], shift), fmaf(F::high(v[k]), rstd[i], shift));
+        for (int k = 0; k < 8; ++k) word(k) = F::pair(v[2 * k] * rstd[i], v[2 * k + 1] * rstd[i]);
         if (kGeneral && p.sample_scale != nullptr) {
           const int line = line_of(seat, tile, i);
           if (line >= 0) {
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const std::uint32_t to = row + ((group_of(seat, j) ^ seat.g) << 4);
-          store_shared(to + L::kX, make_uint4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]));
+          store_shared(to + L::kX, xr[2 * i + j]);
           store_shared(to + L::kDy, gr[2 * i + j]);
         }
       }
@@ -260,16 +260,24 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     }
     barrier(1 + half, L::kHalf);
     {
-      constexpr int kLines = 8 / kStrips, kItems = kLines * S::kHeads;  // of a half
+      // Two heads of a strip, or two strips of a head, together.
+      constexpr bool kTogether = !kGeneral && kStrips <= 2 && S::kHeadDim == 16;
+      constexpr int kHeads = kTogether && kStrips == 1 ? 2 : 1, kLineItems = S::kHeads / kHeads;
+      constexpr int kLines = 8 / kStrips, kItems = kLines * kLineItems;  // of a half
       const int quarter = this_warp & 3, first = kItems * quarter / 4, last = kItems * (quarter + 1) / 4;
 #pragma unroll 1
       for (int item = first; item < last; ++item) {
-        const int line = item / S::kHeads, head = item % S::kHeads;
-        if constexpr (kGeneral) {
-          context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
-                               half * half_lines + (shared_strip ? line * (16 / geometry.pitch) : line);
+        const int line = item / kLineItems, head = item % kLineItems * kHeads;
+        const int row0 = half * L::kHalf + line * (16 * kStrips);
+        if constexpr (kTogether) {
+          AttendTogether<S, L, kStrips>::run(base, row0, head, context);
+        } else {
+          if constexpr (kGeneral) {
+            context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
+                                 half * half_lines + (shared_strip ? line * (16 / geometry.pitch) : line);
+          }
+          Attend::run(base, row0, head, head, 0, 0, context);
         }
-        Attend::run(base, half * L::kHalf + line * (16 * kStrips), head, head, 0, 0, context);
       }
     }
     wgmma_publish();

@@ -14,7 +14,8 @@ namespace axial::kernels::cuda {
 
 namespace {
 
-constexpr int kParts = 8, kColumns = 32;  // threads that share a sum; sums of a block
+constexpr int kShares = 16, kColumns = 64;  // threads that share a sum; sums of a block, four a thread
+constexpr int kSumThreads = kShares * kColumns / 4;
 
 // Slabs of a width D: [dQ, dK, dV, O][64][D] and [dQ, dV, dy][64] for each part of 64 channels.
 template <int kDim>
@@ -25,29 +26,94 @@ struct Slab {
 static_assert(Slab<64>::kValues == PassBackwardShape<PassShape<__half, 64, 4, 16>>::kSlab);
 
 struct SumArguments {
+  PassWeights weights;
   const float* slabs;  // [blocks][kValues]; block b holds part b % parts
-  float* totals;       // [parts][kValues]
-  int blocks, values, parts;
+  float* totals;       // [parts][kValues], and then SumExtra
+  int blocks;
+  bool explicit_biases;
 };
 
-// totals[part][i] = sum over the part's blocks: kParts threads add every kParts-th of them, then their sums in order.
-__global__ void __launch_bounds__(kParts* kColumns) sum_slabs_kernel(SumArguments p) {
-  __shared__ float parts[kParts][kColumns];
+// Behind the totals: sums over the tokens of dV, [D], and the bias of V that was folded into the output's, [D].
+template <int kDim>
+inline constexpr int kTotals = kDim / 64 * Slab<kDim>::kValues;
+
+// The channels of V that an extra block works on.
+constexpr int kExtraChannels = 32;
+
+// What finish_kernel needs of all channels: block `first / kExtraChannels` of those behind the sums.
+template <int kDim>
+__device__ void sum_extra(const SumArguments& p, int first) {
+  using L = Slab<kDim>;
+  constexpr int kPerChannel = kSumThreads / kDim;  // threads that share the sum of a channel of dy
+  __shared__ float dy[kPerChannel][kDim], parts[kSumThreads / kExtraChannels][kExtraChannels];
+  const PassWeights& w = p.weights;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  float* sums = p.totals + kTotals<kDim>;
+  if (!p.explicit_biases) {  // probabilities sum to one: the sum of dV is that of dO
+    const int column = thread % kDim, share = thread / kDim;
+    float sum = 0;
+#pragma unroll 8
+    for (int b = column / 64 + share * (kDim / 64); b < p.blocks; b += kPerChannel * (kDim / 64)) {
+      sum += p.slabs[static_cast<std::size_t>(b) * L::kValues + L::kSums + 2 * 64 + column % 64];
+    }
+    dy[share][column] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int k = warp; k < kDim; k += kSumThreads / 32) {
+      float total = dy[0][k];
+#pragma unroll
+      for (int i = 1; i < kPerChannel; ++i) total += dy[i][k];
+      sum += total * w.out_weight[k * kDim + first + lane];
+    }
+    parts[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0) {
+#pragma unroll
+      for (int i = 1; i < kSumThreads / 32; ++i) sum += parts[i][lane];
+      sums[first + lane] = sum;
+    }
+  }
+#pragma unroll
+  for (int i = warp; i < kExtraChannels; i += kSumThreads / 32) {
+    const int row = 2 * kDim + first + i;
+    float bias = 0;
+    if (!p.explicit_biases) {
+#pragma unroll
+      for (int k = 0; k < kDim; k += 32) bias += w.qkv_weight[row * kDim + k + lane] * w.norm_bias[k + lane];
+#pragma unroll
+      for (int step = 16; step > 0; step >>= 1) bias += __shfl_xor_sync(~0u, bias, step);
+      if (w.qkv_bias != nullptr) bias += w.qkv_bias[row];
+    }
+    if (lane == 0) sums[kDim + first + i] = bias;
+  }
+}
+
+// totals[part][i] = sum over the part's blocks: kShares threads add every kShares-th of them, then their sums in
+// order.
+template <int kDim>
+__global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(SumArguments p) {
+  constexpr int kValues = Slab<kDim>::kValues, kParts = kDim / 64, kBlocks = kTotals<kDim> / kColumns;
+  static_assert(kValues % kColumns == 0);
+  __shared__ float4 shares[kShares][kColumns / 4];
   await_previous();
   release_next();
-  const int column = static_cast<int>(threadIdx.x) % kColumns, share = static_cast<int>(threadIdx.x) / kColumns;
-  const int at = static_cast<int>(blockIdx.x) * kColumns + column, part = at / p.values, i = at % p.values;
-  float sum = 0;
+  if (blockIdx.x >= kBlocks) return sum_extra<kDim>(p, (static_cast<int>(blockIdx.x) - kBlocks) * kExtraChannels);
+  const int column = static_cast<int>(threadIdx.x) % (kColumns / 4),
+            share = static_cast<int>(threadIdx.x) / (kColumns / 4);
+  const int at = static_cast<int>(blockIdx.x) * kColumns + 4 * column, part = at / kValues, i = at % kValues;
+  float4 sum = {0, 0, 0, 0};
+  const auto add = [&sum](float4 v) { sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w); };
 #pragma unroll 4
-  for (int b = part + share * p.parts; b < p.blocks; b += kParts * p.parts) {
-    sum += p.slabs[static_cast<std::size_t>(b) * p.values + i];
+  for (int b = part + share * kParts; b < p.blocks; b += kShares * kParts) {
+    add(*reinterpret_cast<const float4*>(p.slabs + static_cast<std::size_t>(b) * kValues + i));
   }
-  parts[share][column] = sum;
+  shares[share][column] = sum;
   __syncthreads();
   if (share != 0) return;
 #pragma unroll
-  for (int k = 1; k < kParts; ++k) sum += parts[k][column];
-  p.totals[at] = sum;
+  for (int k = 1; k < kShares; ++k) add(shares[k][column]);
+  *reinterpret_cast<float4*>(p.totals + at) = sum;
 }
 
 struct FinishArguments {
@@ -58,75 +124,74 @@ struct FinishArguments {
   bool explicit_biases;
 };
 
-// Block c: input channel c of W_qkv, output channel c of W_out. Thread i: row i of W_qkv.
+constexpr int kOwn = 4;  // channels of a block
+
+// A block: kOwn input channels of W_qkv and output channels of W_out. Thread i: row i of W_qkv.
 template <int kDim>
 __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   using L = Slab<kDim>;
+  const int c = static_cast<int>(blockIdx.x) * kOwn, i = static_cast<int>(threadIdx.x), matrix = i / kDim,
+            channel = i % kDim, lane = i & 31, warp = i >> 5;
+  const PassWeights& w = p.weights;
   await_previous();
   release_next();
-  const int c = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x), matrix = i / kDim,
-            channel = i % kDim;
-  const PassWeights& w = p.weights;
-  // Sum of d(matrix)[channel] x_hat[column] (matrix 3: O[channel] dy[column]); sum of dQ (0), dV (1), dy (2).
-  const auto product = [&](int m, int row, int column) {
-    return p.totals[row / 64 * L::kValues + (m * 64 + row % 64) * kDim + column];
+  // Sums of d(matrix)[channel] x_hat[column...] (matrix 3: O[channel] dy[column...]); sum of dQ (0), dV (1), dy (2).
+  const auto product = [&](int m, int row) {
+    return *reinterpret_cast<const float4*>(p.totals + row / 64 * L::kValues + (m * 64 + row % 64) * kDim + c);
   };
   const auto column_sum = [&](int m, int row) {
     return p.totals[row / 64 * L::kValues + L::kSums + m * 64 + row % 64];
   };
-  __shared__ float gamma[3 * kDim], beta[3 * kDim];
+  const float scale = matrix == 0 ? p.query_scale : 1.f;
   float s = 0;  // sum over the tokens of dQ, dK (none: softmax does not see it) or dV
-  if (matrix == 0) {
-    s = column_sum(0, channel) * p.query_scale;
-  } else if (matrix == 2) {
-    if (p.explicit_biases) {
-      s = column_sum(1, channel);
-    } else {  // probabilities sum to one: the sum of dO
-#pragma unroll 8
-      for (int k = 0; k < kDim; ++k) s += column_sum(2, k) * w.out_weight[k * kDim + channel];
-    }
+  if (matrix == 0) s = column_sum(0, channel) * scale;
+  if (matrix == 2) s = p.explicit_biases ? column_sum(1, channel) : p.totals[kTotals<kDim> + channel];
+  const float4 sums = product(matrix, channel);
+  const float m[kOwn] = {sums.x * scale, sums.y * scale, sums.z * scale, sums.w * scale};
+  float values[2 * kOwn];  // of dgamma and dbeta
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) {
+    const float weight = w.qkv_weight[i * kDim + c + k];
+    p.gradients.qkv_weight[i * kDim + c + k] = m[k] * w.norm_weight[c + k] + s * w.norm_bias[c + k];
+    values[k] = weight * m[k];
+    values[kOwn + k] = weight * s;
   }
-  const float m = product(matrix, channel, c) * (matrix == 0 ? p.query_scale : 1.f),
-              weight = w.qkv_weight[i * kDim + c];
-  p.gradients.qkv_weight[i * kDim + c] = m * w.norm_weight[c] + s * w.norm_bias[c];
-  gamma[i] = weight * m;
-  beta[i] = weight * s;
   if (c == 0 && w.qkv_bias != nullptr) p.gradients.qkv_bias[i] = s;
   if (matrix == 0) {
-    float bias = 0;  // of V's channel, where it was folded
-    if (!p.explicit_biases) {
-      const float* row = w.qkv_weight + (2 * kDim + channel) * kDim;
-#pragma unroll 8
-      for (int k = 0; k < kDim; ++k) bias += row[k] * w.norm_bias[k];
-      if (w.qkv_bias != nullptr) bias += w.qkv_bias[2 * kDim + channel];
-    }
-    p.gradients.out_weight[c * kDim + channel] = product(3, channel, c) + column_sum(2, c) * bias;
+    const float bias = p.totals[kTotals<kDim> + kDim + channel];  // of V's channel, where it was folded; else 0
+    const float4 out = product(3, channel);
+    p.gradients.out_weight[c * kDim + channel] = out.x + column_sum(2, c) * bias;
+    p.gradients.out_weight[(c + 1) * kDim + channel] = out.y + column_sum(2, c + 1) * bias;
+    p.gradients.out_weight[(c + 2) * kDim + channel] = out.z + column_sum(2, c + 2) * bias;
+    p.gradients.out_weight[(c + 3) * kDim + channel] = out.w + column_sum(2, c + 3) * bias;
+  }
+  __shared__ float warps[2 * kOwn][3 * kDim / 32];
+#pragma unroll
+  for (int k = 0; k < 2 * kOwn; ++k) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) values[k] += __shfl_xor_sync(~0u, values[k], step);
+    if (lane == 0) warps[k][warp] = values[k];
   }
   __syncthreads();
-  if (i >= 64) return;
-  const float* values = i < 32 ? gamma : beta;  // a warp each
-  const int lane = i & 31;
+  if (i >= 2 * kOwn) return;
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < 3 * kDim / 32; ++k) sum += values[32 * k + lane];
-#pragma unroll
-  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-  if (lane != 0) return;
-  if (i == 0) {
-    p.gradients.norm_weight[c] = sum;
-    p.gradients.out_bias[c] = column_sum(2, c);
+  for (int k = 0; k < 3 * kDim / 32; ++k) sum += warps[i][k];
+  if (i < kOwn) {
+    p.gradients.norm_weight[c + i] = sum;
+    p.gradients.out_bias[c + i] = column_sum(2, c + i);
   } else {
-    p.gradients.norm_bias[c] = sum;
+    p.gradients.norm_bias[c + i - kOwn] = sum;
   }
 }
 
 template <int kDim>
-Status finish(const FinishArguments& arguments, SumArguments sums, cudaStream_t stream) {
-  sums.values = Slab<kDim>::kValues;
-  const Status status = launch_early(sum_slabs_kernel, sums, sums.parts * sums.values / kColumns, kParts * kColumns,
-                                     0, stream, "fused pass gradients");
-  return status.ok() ? launch_early(finish_kernel<kDim>, arguments, kDim, 3 * kDim, 0, stream, "fused pass gradients")
-                     : status;
+Status finish(const FinishArguments& arguments, const SumArguments& sums, cudaStream_t stream) {
+  const Status status = launch_early(sum_slabs_kernel<kDim>, sums, kTotals<kDim> / kColumns + kDim / kExtraChannels,
+                                     kSumThreads, 0, stream, "fused pass gradients");
+  return status.ok()
+             ? launch_early(finish_kernel<kDim>, arguments, kDim / kOwn, 3 * kDim, 0, stream, "fused pass gradients")
+             : status;
 }
 
 }  // namespace
@@ -140,7 +205,7 @@ Status finish_gradients(const PassProblem& problem, const float* slabs, const Pa
   arguments.query_scale = static_cast<float>(
       1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
   arguments.explicit_biases = explicit_biases;
-  const SumArguments sums{slabs, totals, static_cast<int>(plan.blocks), 0, static_cast<int>(problem.dim / 64)};
+  const SumArguments sums{problem.weights, slabs, totals, static_cast<int>(plan.blocks), explicit_biases};
   return problem.dim == 64 ? finish<64>(arguments, sums, stream) : finish<128>(arguments, sums, stream);
 }
 

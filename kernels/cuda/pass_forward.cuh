@@ -7,20 +7,22 @@
 // the warps of a line. The output projection of a tile runs behind the normalisation of the next one.
 #pragma once
 
-#include "kernels/cuda/pass_attend_forward.cuh"
+#include "kernels/cuda/arithmetic.cuh"
+#include "kernels/cuda/pass_attend_short.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
 
 // kGeneral: relative bias, causal lines, dropout, per-sample scale. The plain kernel takes the biases of V from the
-// output's, where they were folded, and leaves those of K out, which softmax does not see.
-template <class S, bool kGeneral>
-__global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
+// output's, where they were folded, and leaves those of K out, which softmax does not see. kStrips: of a line, of 1
+// also where lines share a strip; 0: any number.
+template <class S, bool kGeneral, int kStrips>
+__global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThreads, 1)
     pass_forward_kernel(const __grid_constant__ PassArguments p) {
 #if AXIAL_HAS_WGMMA
   using F = Fragment<typename S::Value>;
   using V = typename S::Value;
-  using L = PassForwardShape<S, kGeneral>;
+  using L = PassForwardShape<S, kGeneral, kStrips>;
   constexpr int kDimSteps = S::kDim / 16, kGroups = S::kGroups, kWidth = S::kGroupWidth / 2;
   extern __shared__ __align__(1024) unsigned char shared[];
   const int warps = static_cast<int>(blockDim.x) >> 5;
@@ -40,22 +42,23 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
   copy_commit();
 
   // Where this warp's rows lie: their line in the tile and their position in it.
-  const bool shared_strip = geometry.pitch < 16;
+  const bool shared_strip = kStrips < 2 && geometry.pitch < 16;
+  const int strips = kStrips > 0 ? kStrips : geometry.strips;
   const int row = lane & 15;
-  const int slot = shared_strip ? warp * (16 / geometry.pitch) + row / geometry.pitch : warp / geometry.strips;
-  const int own = shared_strip ? 0 : warp % geometry.strips;
+  const int slot = shared_strip ? warp * (16 / geometry.pitch) + row / geometry.pitch : warp / strips;
+  const int own = shared_strip ? 0 : warp % strips;
   const int position = shared_strip ? row % geometry.pitch : own * 16 + row;
   const bool in_tile = slot < geometry.lines_per_tile && position < geometry.length;
   StripPlace place;
-  place.strips = geometry.strips;
+  place.strips = strips;
   place.own = own;
   place.length = geometry.length;
   place.pitch = geometry.pitch;
   const std::uint32_t exchange0 = base + L::kWeightBytes + warps * (L::kStages * L::kStripBytes) + lane * 16;
   place.first = exchange0 + (warp - own) * (2 * L::kExchangeBytes);
   place.barrier_number = 1 + slot;
-  place.barrier_threads = geometry.strips > 1 && slot < geometry.lines_per_tile ? 32 * geometry.strips : 0;
-  if (slot >= geometry.lines_per_tile && !shared_strip) {  // no line: attend to ourselves alone
+  place.barrier_threads = strips > 1 && slot < geometry.lines_per_tile ? 32 * strips : 0;
+  if (kStrips != 2 && slot >= geometry.lines_per_tile && !shared_strip) {  // no line: attend to ourselves alone
     place.strips = 1;
     place.own = 0;
     place.first = exchange0 + warp * (2 * L::kExchangeBytes);
@@ -66,22 +69,30 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
     const int key = 8 * (i >> 2) + 2 * t + (i & 1), query = g + 8 * (i >> 1 & 1);
     const bool valid = shared_strip
                            ? key / geometry.pitch == query / geometry.pitch && key % geometry.pitch < geometry.length
-                           : 16 * (geometry.strips - 1) + key < geometry.length || place.strips != geometry.strips;
+                           : 16 * (strips - 1) + key < geometry.length || place.strips != strips;
     place.masked |= (valid ? 0u : 1u) << i;
   }
 
   // The line of a tile that this warp (of a shared strip: this lane's row lane & 15) works on, or -1.
-  const auto line_of = [&](std::int64_t tile) -> std::int64_t {
+  const auto line_of = [&](std::int64_t tile, int slot) -> std::int64_t {
     const std::int64_t line = tile * geometry.lines_per_tile + slot;
     return line < geometry.lines && slot < geometry.lines_per_tile ? line : -1;
   };
   const int rows_left = geometry.length - own * 16;  // rows of the strip that are tokens, where it is one line's
+  // A lane copies 16-byte groups, kept or found anew as it is cheaper: chunk lane + 32 i of the strip.
+  constexpr bool kEvenRows = 32 % L::kRowGroups == 0;
+  const int copy_row = lane / L::kRowGroups, copy_group = lane % L::kRowGroups;
+  const int copy_to = late(L::x_offset(copy_row, copy_group));
+  const V* copy_from = static_cast<const V*>(p.x) + (own * 16 + copy_row) * p.x_strides.token + 8 * copy_group;
   const auto fetch = [&](std::int64_t tile, std::uint32_t strip) {
     if (tile < geometry.tiles) {
-      const std::int64_t line = line_of(tile), stride = p.x_strides.token;
-      std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
+      const std::int64_t stride = p.x_strides.token;
       if (shared_strip) {
-        from = line < 0 || !in_tile ? kNoRow : from + position * stride;
+        const std::int64_t line = line_of(tile, slot);
+        const std::int64_t from =
+            line < 0 || !in_tile
+                ? kNoRow
+                : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides) + position * stride;
 #pragma unroll
         for (int i = 0; i < S::kDim / 16; ++i) {
           const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
@@ -90,13 +101,26 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
                      at != kNoRow);
         }
       } else {
+        const std::int64_t line = line_of(tile, warp / strips);
         const int rows = line < 0 ? 0 : rows_left;
-        from += own * 16 * stride;
+        const std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
+        if constexpr (kEvenRows) {
+          constexpr int kRows = 32 / L::kRowGroups;
+          const V* at = copy_from + from;
 #pragma unroll
-        for (int i = 0; i < S::kDim / 16; ++i) {
-          const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
-          copy_async(strip + L::x_offset(r, c),
-                     static_cast<const V*>(p.x) + (r < rows ? from + r * stride + 8 * c : 0), r < rows);
+          for (int i = 0; i < S::kDim / 16; ++i) {
+            const bool live = copy_row + i * kRows < rows;
+            copy_async(L::x_beside(strip + copy_to, i * kRows, 0), live ? at : p.x, live);
+            at += kRows * stride;
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < S::kDim / 16; ++i) {
+            const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
+            copy_async(strip + L::x_offset(r, c),
+                       static_cast<const V*>(p.x) + (r < rows ? from + (own * 16 + r) * stride + 8 * c : 0),
+                       r < rows);
+          }
         }
       }
     }
@@ -115,29 +139,31 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
   const std::uint32_t w_qkv = wgmma_operand(base), w_out = wgmma_operand(base + S::kOut);
   std::uint32_t x_hat[kDimSteps][4];
   float qkv[L::kBuffers][kWidth];
+  const int x_tile = late(L::x_offset(lane & 15, lane >> 4)), x_own = late(L::x_offset(g, t));
+  V* const y_own = static_cast<V*>(p.y) + (own * 16 + g) * p.y_strides.token;
   const auto normalise = [&](std::uint32_t from) {
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kDimSteps; ++i) load_tiles(from + L::x_offset(lane & 15, 2 * i + (lane >> 4)), x_hat[i]);
+    for (int i = 0; i < kDimSteps; ++i) load_tiles(L::x_beside(from + x_tile, 0, 2 * i), x_hat[i]);
     float sums[2][4] = {};  // of rows g (0) and g + 8 (2), by a column of ones; in two chains, which is quicker
 #pragma unroll
     for (int i = 0; i < kDimSteps; ++i) F::mma(sums[i & 1], x_hat[i], F::kOnes, F::kOnes);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float mean = (sums[0][2 * r] + sums[1][2 * r]) * (1.f / S::kDim);
-      float a = 0, b = 0;
+      float v[4 * kDimSteps], a = 0, b = 0;
 #pragma unroll
       for (int i = 0; i < 2 * kDimSteps; ++i) {
-        const std::uint32_t v = x_hat[i >> 1][r + 2 * (i & 1)];
-        const float low = F::low(v) - mean, high = F::high(v) - mean;
-        a = fmaf(low, low, a);
-        b = fmaf(high, high, b);
+        const std::uint32_t pair = x_hat[i >> 1][r + 2 * (i & 1)];
+        v[2 * i] = F::low(pair) - mean;
+        v[2 * i + 1] = F::high(pair) - mean;
+        a = fmaf(v[2 * i], v[2 * i], a);
+        b = fmaf(v[2 * i + 1], v[2 * i + 1], b);
       }
-      const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps), shift = -mean * rstd;
+      const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
 #pragma unroll
       for (int i = 0; i < 2 * kDimSteps; ++i) {
-        std::uint32_t& v = x_hat[i >> 1][r + 2 * (i & 1)];
-        v = F::pair(fmaf(F::low(v), rstd, shift), fmaf(F::high(v), rstd, shift));
+        x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i] * rstd, v[2 * i + 1] * rstd);
       }
     }
   };
@@ -159,6 +185,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
 #pragma unroll
     for (int r = 0; r < 2; ++r) context.query[r] = __shfl_sync(~0u, position, g + 8 * r);
   }
+  AttendShort<S, kStrips == 1 ? 1 : 2> attend_short;
+  if constexpr (kStrips > 0) attend_short.init(place);
   const float keep_scale = kGeneral ? p.dropout.scale : 1.f;
   int turn = 0;  // which of the two exchange areas
 
@@ -183,9 +211,15 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
       if (kGeneral) {
         context.bias = p.bias == nullptr ? nullptr : p.bias + group * S::kGroupHeads * (2 * geometry.length - 1);
       }
-      Attend<S, kGeneral> attend;
-      attend.run(mine, qkv_bias + group * S::kGroupWidth, place, place.first + turn * L::kExchangeBytes, keep_scale,
-                 context, o + group * S::kGroupHeads * S::kSteps);
+      const std::uint32_t exchange = place.first + turn * L::kExchangeBytes;
+      if constexpr (kStrips > 0) {
+        attend_short.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange,
+                         o + group * S::kGroupHeads * S::kSteps);
+      } else {
+        Attend<S, kGeneral> attend;
+        attend.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange, keep_scale, context,
+                   o + group * S::kGroupHeads * S::kSteps);
+      }
       if constexpr (kGeneral) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) context.row[r] += S::kGroupHeads;
@@ -229,7 +263,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
         for (int r = 0; r < 2; ++r) {
           std::uint32_t x[4];
           if (block < kWide) {
-            const uint4 v = load_shared(strip + L::x_offset(g + 8 * r, 4 * block + t));
+            const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
             x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
           } else {
             const uint2 v = *reinterpret_cast<const uint2*>(
@@ -259,26 +293,31 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral>::kThreads, 1)
     }
     __syncwarp();  // all lanes have read x
     const auto store = [&] {
-      const int seat = late(lane), g = seat >> 2, t = seat & 3;  // worked out anew: kept, they would take registers
-      const std::int64_t line = line_of(tile), stride = p.y_strides.token;
-      std::int64_t out[2] = {kNoRow, kNoRow};
+      const std::int64_t stride = p.y_strides.token;
+      V* out[2] = {nullptr, nullptr};
       if (shared_strip) {
+        const std::int64_t line = line_of(tile, slot);
         const std::int64_t mine =
             line < 0 || !in_tile
                 ? kNoRow
                 : line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides) + position * stride;
-        out[0] = __shfl_sync(~0u, mine, g);
-        out[1] = __shfl_sync(~0u, mine, g + 8);
-      } else if (line >= 0) {
-        const std::int64_t first =
-            line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides) + (own * 16 + g) * stride;
-        if (g < rows_left) out[0] = first;
-        if (g + 8 < rows_left) out[1] = first + 8 * stride;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const std::int64_t at = __shfl_sync(~0u, mine, g + 8 * r);
+          if (at != kNoRow) out[r] = static_cast<V*>(p.y) + at;
+        }
+      } else {
+        const std::int64_t line = line_of(tile, warp / strips);
+        if (line >= 0) {
+          V* const first = y_own + line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides);
+          if (g < rows_left) out[0] = first;
+          if (g + 8 < rows_left) out[1] = first + 8 * stride;
+        }
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (out[r] == kNoRow) continue;
-        V* y = static_cast<V*>(p.y) + out[r];
+        V* const y = out[r];
+        if (y == nullptr) continue;
 #pragma unroll
         for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
           const float* c = acc + 16 * block + 2 * r;

@@ -118,7 +118,8 @@ template <class V>
 Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim,
                          std::int64_t heads, bool general, cudaStream_t stream);
 
-// Adds the blocks' slabs in a fixed order into `totals` and unfolds them into the gradients of the weights.
+// Adds the blocks' slabs in a fixed order into `totals` (a slab a part, and two sums of each channel) and unfolds
+// them into the gradients of the weights.
 Status finish_gradients(const PassProblem& problem, const float* slabs, const PassBackwardPlan& plan, float* totals,
                         bool explicit_biases, const PassGradients& gradients, cudaStream_t stream);
 

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   uint4 xr[4 * kBlocks], gr[4 * kBlocks];
   const auto load = [&](int tile) {
     const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
-    const RowPlace place{geometry, late(this_warp)};
+    const RowPlace<kStrips> place{geometry, late(this_warp)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t from = tile < p.last_tile ? place.offset_of(tile, g + 8 * r, p.x_strides) : kNoRow;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   for (; tile < p.last_tile; tile += step) {
     {
       const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
-      const RowPlace place{geometry, late(this_warp)};
+      const RowPlace<kStrips> place{geometry, late(this_warp)};
       const auto group = [g, t](int j) { return 4 * ((g ^ j) & 1) + t; };
       if constexpr (!kEarly) {
         load(tile);
@@ -106,24 +106,26 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         const auto word = [&](int k) -> std::uint32_t& {
           return reinterpret_cast<std::uint32_t*>(&xr[2 * kBlocks * r + (k >> 2)])[k & 3];
         };
-        float a = 0, b = 0;
+        float v[16 * kBlocks], a = 0, b = 0;
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) {
-          a += F::low(word(k));
-          b += F::high(word(k));
+          v[2 * k] = F::low(word(k));
+          v[2 * k + 1] = F::high(word(k));
+          a += v[2 * k];
+          b += v[2 * k + 1];
         }
         const float mean = quad_sum(a + b) * (1.f / S::kDim);
         a = b = 0;
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) {
-          const float low = F::low(word(k)) - mean, high = F::high(word(k)) - mean;
-          a = fmaf(low, low, a);
-          b = fmaf(high, high, b);
+          v[2 * k] -= mean;
+          v[2 * k + 1] -= mean;
+          a = fmaf(v[2 * k], v[2 * k], a);
+          b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }
-        const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps), shift = -mean * rstd;
+        const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
 #pragma unroll
-        for (int k = 0; k < 8 * kBlocks; ++k)
-          word(k) = F::pair(fmaf(F::low(word(k)), rstd, shift), fmaf(F::high(word(k)), rstd, shift));
+        for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
         const int line = place.line_of(tile, g + 8 * r);
         if (kGeneral && p.sample_scale != nullptr && line >= 0) {
           const float scale = __ldg(p.sample_scale + place.sample_of(line));

@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       }
     }
     __syncwarp();
-    const RowPlace place{p.geometry, warp};
+    const RowPlace<> place{p.geometry, warp};
 #pragma unroll
     for (int i = 0; i < kGroups / 2; ++i) {
       const int chunk = lane + 32 * i, r = chunk / kGroups, c = chunk % kGroups;
