@@ -1,7 +1,8 @@
 // One axial attention layer: a row pass and then a column pass (or the other way round) on x[B, H, W, D].
 #pragma once
 
-#include <torch/nn.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "model/options.h"
 #include "model/pass.h"

@@ -1,7 +1,8 @@
 // A transformer block on x[B, H, W, D]: axial attention, then a pre-norm MLP, each with its residual.
 #pragma once
 
-#include <torch/nn.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "model/attention.h"
 #include "model/options.h"

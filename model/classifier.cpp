@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include <torch/nn/modules/container/modulelist.h>
+
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/init.h"

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include <torch/nn/init.h>
+
 namespace axial {
 
 torch::Tensor truncated_normal_(torch::Tensor t, double std) {

@@ -2,7 +2,8 @@
 // a seed gives the same weights whatever device the model moves to.
 #pragma once
 
-#include <torch/nn.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
 
 namespace axial {
 

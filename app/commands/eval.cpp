@@ -24,7 +24,7 @@ int run_eval(const EvalArguments& a) {
   log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " +
             config.data.dataset + ", on " + loaded.device.str());
   const auto start = std::chrono::steady_clock::now();
-  const Evaluation e = evaluate(loaded.model, batches);
+  const Evaluation e = evaluate(*loaded.model, batches);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   print_result({{"top1", rounded(e.top1, 6)},
                 {"loss", rounded(e.loss, 4)},

@@ -15,6 +15,7 @@
 #include "app/train/report.h"
 #include "app/train/state.h"
 #include "data/image.h"
+#include "model/classifier.h"
 
 namespace axial::app {
 

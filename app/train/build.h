@@ -10,7 +10,7 @@
 #include "app/config/config.h"
 #include "data/batches.h"
 #include "data/dataset.h"
-#include "model/classifier.h"
+#include "model/options.h"
 
 namespace axial::app {
 

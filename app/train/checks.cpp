@@ -79,9 +79,9 @@ void check_same_data(const ImageSpec& before, const ImageSpec& now, const std::f
   if (before.label_checksum != now.label_checksum) refuse("their labels differ");
 }
 
-void check_norm(const Config& config, const AxialClassifierImpl& model, std::int64_t train_images) {
+void check_norm(const Config& config, std::pair<std::int64_t, std::int64_t> grid, std::int64_t train_images) {
   const ModelConfig& m = config.model;
-  const auto [rows, columns] = model.grid();
+  const auto [rows, columns] = grid;
   if (m.stem != "conv" || m.stem_norm != "batch" || rows * columns > 1) return;
   const std::int64_t size = config.data.batch_size, rest = config.data.drop_last ? 0 : train_images % size;
   if (size > 1 && rest != 1) return;

@@ -2,7 +2,9 @@
 // the configuration what would otherwise show in the middle of a run, or not at all.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <utility>
 
 #include "app/config/config.h"
 #include "app/train/build.h"
@@ -21,7 +23,8 @@ void check_images(const data::Dataset& set, const ImageSpec& spec);
 // A resumed run sees the images that it saw before. Throws CheckpointError. `before`: of the checkpoint at `path`.
 void check_same_data(const ImageSpec& before, const ImageSpec& now, const std::filesystem::path& path);
 
-// Batch normalisation needs more than one value a channel: from one it makes no variance but NaN. Throws ConfigError.
-void check_norm(const Config& config, const AxialClassifierImpl& model, std::int64_t train_images);
+// Batch normalisation needs more than one value a channel: from one it makes no variance but NaN. `grid`: the model's
+// tokens, rows and columns. Throws ConfigError.
+void check_norm(const Config& config, std::pair<std::int64_t, std::int64_t> grid, std::int64_t train_images);
 
 }  // namespace axial::app

@@ -1,6 +1,8 @@
 #include "app/train/evaluate.h"
 
-#include <torch/nn/functional/loss.h>
+#include <ATen/ATen.h>
+
+#include "model/classifier.h"
 
 namespace axial::app {
 
@@ -12,19 +14,19 @@ at::Tensor batch_sums(const at::Tensor& logits, const at::Tensor& labels, const 
                     at::full({}, n, at::TensorOptions(logits.device()).dtype(at::kDouble))});
 }
 
-Evaluation evaluate(AxialClassifier& model, data::Batches& batches) {
+Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches) {
   at::NoGradGuard no_grad;
-  const bool training = model->is_training();
-  model->eval();
+  const bool training = model.is_training();
+  model.eval();
   at::Tensor sums;
   for (std::int64_t i = 0; i < batches.per_epoch(); ++i) {
     const data::Batch batch = batches.get(0, i);
-    const at::Tensor logits = model->forward(batch.images).to(at::kFloat);
+    const at::Tensor logits = model.forward(batch.images).to(at::kFloat);
     const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels);
     const at::Tensor part = batch_sums(logits, batch.labels, loss);
     sums = sums.defined() ? sums + part : part;
   }
-  model->train(training);
+  model.train(training);
   const at::Tensor host = sums.cpu();
   const double* s = host.const_data_ptr<double>();
   return {s[1] / s[2], s[0] / s[2], static_cast<std::int64_t>(s[2])};

@@ -4,7 +4,10 @@
 #include <cstdint>
 
 #include "data/batches.h"
-#include "model/classifier.h"
+
+namespace axial {
+class AxialClassifierImpl;
+}
 
 namespace axial::app {
 
@@ -19,6 +22,6 @@ struct Evaluation {
 at::Tensor batch_sums(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& mean_loss);
 
 // In evaluation mode, without gradients; the model's mode is put back afterwards.
-Evaluation evaluate(AxialClassifier& model, data::Batches& batches);
+Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches);
 
 }  // namespace axial::app

@@ -54,9 +54,7 @@ std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t 
 }
 
 void log_run_header(const RunHeader& h) {
-  std::int64_t parameters = 0;
-  for (const auto& p : h.model.parameters(true)) parameters += p.numel();
-  const auto [rows, columns] = h.model.grid();
+  const auto [rows, columns] = h.grid;
   const ModelConfig& m = h.config.model;
   log::info(format("data: %s, %lld training and %lld %s images of %lldx%lldx%lld, %zu classes",
                    h.config.data.dataset.c_str(), static_cast<long long>(h.sets.train.size()),
@@ -65,7 +63,7 @@ void log_run_header(const RunHeader& h) {
                    static_cast<long long>(h.spec.width), h.spec.classes.size()));
   log::info(format("model: %lldx%lld tokens, dim %s, heads %s, depth %s, %lld parameters, backend %s",
                    static_cast<long long>(rows), static_cast<long long>(columns), join(m.dim).c_str(),
-                   join(m.heads).c_str(), join(m.depth).c_str(), static_cast<long long>(parameters),
+                   join(m.heads).c_str(), join(m.depth).c_str(), static_cast<long long>(h.parameters),
                    m.backend.c_str()));
   log::info(format("train: %s on %s in %s, %lld epochs of %lld batches of %lld (%lld updates each)",
                    h.config.optim.name.c_str(), h.device.str().c_str(), h.config.train.precision.c_str(),

@@ -16,7 +16,8 @@ namespace axial::app {
 struct RunHeader {
   const Config& config;
   const ImageSpec& spec;
-  const AxialClassifierImpl& model;
+  std::int64_t parameters;                     // of the model
+  std::pair<std::int64_t, std::int64_t> grid;  // its tokens: rows, columns
   at::Device device;
   const DataSets& sets;
   std::int64_t batches, updates;  // an epoch

@@ -11,6 +11,7 @@
 #include "app/config/load.h"
 #include "app/config/schema.h"
 #include "app/version.h"
+#include "model/classifier.h"
 
 namespace axial::app {
 
@@ -31,10 +32,10 @@ NamedTensors parameters_of(const torch::nn::Module& module) {
   return result;
 }
 
-AxialClassifier make_model(const Config& config, const ImageSpec& spec, at::Device device) {
+std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const ImageSpec& spec, at::Device device) {
   // Initial weights are drawn on the CPU, so that they do not depend on the device.
   torch::manual_seed(config.train.seed);
-  AxialClassifier model(classifier_options(config, spec));
+  auto model = std::make_shared<AxialClassifierImpl>(classifier_options(config, spec));
   model->to(device);
   return model;
 }
@@ -250,7 +251,7 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   }
   configure_libtorch(loaded.info.config.train);
   loaded.device = select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");
-  loaded.model = AxialClassifier(classifier_options(loaded.info.config, loaded.info.spec));
+  loaded.model = std::make_shared<AxialClassifierImpl>(classifier_options(loaded.info.config, loaded.info.spec));
   load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
   loaded.model->to(loaded.device);
   loaded.model->eval();

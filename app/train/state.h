@@ -12,7 +12,15 @@
 #include "app/config/config.h"
 #include "app/train/build.h"
 #include "app/train/optimizer.h"
-#include "model/classifier.h"
+
+// torch::nn costs a source seconds to compile: who calls the model includes model/classifier.h, who passes it on
+// does not.
+namespace torch::nn {
+class Module;
+}
+namespace axial {
+class AxialClassifierImpl;
+}
 
 namespace axial::app {
 
@@ -64,7 +72,7 @@ class SwapGuard {
 struct TrainingState {
   TrainingState(const Config& config, const ImageSpec& spec, at::Device device);
 
-  AxialClassifier model;
+  std::shared_ptr<AxialClassifierImpl> model;
   NamedTensors tensors;      // of the model: parameters and buffers
   Optimizer optimizer;
   std::unique_ptr<Ema> ema;  // null: off
@@ -96,7 +104,7 @@ void restore(TrainingState& state, const SafetensorsFile& file, const Checkpoint
 // A model for evaluation: the averaged weights where the checkpoint has them.
 struct LoadedModel {
   CheckpointInfo info;
-  AxialClassifier model{nullptr};
+  std::shared_ptr<AxialClassifierImpl> model;
   at::Device device = at::kCPU;
 };
 LoadedModel load_model(const std::filesystem::path& checkpoint, const std::string& device_name,

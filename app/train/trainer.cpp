@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include <torch/nn/functional/loss.h>
+#include <ATen/ATen.h>
 
 #include "app/config/load.h"
 #include "app/run/log.h"
@@ -19,6 +19,7 @@
 #include "app/train/schedule.h"
 #include "app/train/signals.h"
 #include "app/train/state.h"
+#include "model/classifier.h"
 
 namespace axial::app {
 
@@ -44,6 +45,7 @@ class Trainer {
   void dry_run();
 
  private:
+  void log_header() const;
   void open_run(const std::filesystem::path& folder);
   void copy_best();
   void train_epoch();
@@ -91,7 +93,7 @@ Trainer::Trainer(const TrainRequest& request)
       validation_batches_(sets_.validation, batch_options(config_, spec_, false), device_,
                           compute_type(config_.train.precision)),
       state_(config_, spec_, device_) {
-  check_norm(config_, *state_.model, sets_.train.size());
+  check_norm(config_, state_.model->grid(), sets_.train.size());
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
   if (request.stop_after > 0)
@@ -121,11 +123,17 @@ std::string Trainer::position_now() const {
   return position(state_.progress.epoch, state_.progress.batch, config_.train.epochs, per_epoch_);
 }
 
+void Trainer::log_header() const {
+  std::int64_t parameters = 0;
+  for (const auto& p : state_.model->parameters()) parameters += p.numel();
+  log_run_header({config_, spec_, parameters, state_.model->grid(), device_, sets_, per_epoch_, updates_per_epoch_});
+}
+
 void Trainer::open_run(const std::filesystem::path& folder) {
   const bool resumed = !request_.checkpoint.empty();
   recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? state_.progress.updates + 1 : -1);
   run_ = &recorder_->run();
-  log_run_header({config_, spec_, *state_.model, device_, sets_, per_epoch_, updates_per_epoch_});
+  log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +
             (resumed ? " " + position_now() + ", from " + request_.checkpoint.string() : ""));
   for (const std::string& note : request_.notes) log::info(note);
@@ -185,7 +193,8 @@ TrainResult Trainer::run() {
   if (sets_.held_out && !result.finished) {
     result.top1 = result.loss = std::numeric_limits<double>::quiet_NaN();  // the test set was not looked at yet
   } else if (sets_.held_out) {
-    data::Batches test(sets_.test, batch_options(config_, spec_, false), device_, compute_type(config_.train.precision));
+    data::Batches test(sets_.test, batch_options(config_, spec_, false), device_,
+                       compute_type(config_.train.precision));
     const Evaluation e = validate(test);
     result.top1 = e.top1;
     result.loss = e.loss;
@@ -226,8 +235,8 @@ void Trainer::forward_backward(const data::Batch& batch, std::int64_t micro_batc
     state_.rng.select(0, 1).add_(1);
   }
   const at::Tensor logits = state_.model->forward(batch.images, random).to(at::kFloat);
-  const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels, {}, at::Reduction::Mean, -100,
-                                                 config_.train.label_smoothing);
+  const at::Tensor loss =
+      at::cross_entropy_loss(logits, batch.labels, {}, at::Reduction::Mean, -100, config_.train.label_smoothing);
   (loss * (state_.progress.loss_scale / static_cast<double>(micro_batches))).backward();
   group_sums_ += batch_sums(logits, batch.labels, loss);
   state_.progress.images += batch.labels.size(0);
@@ -279,7 +288,7 @@ void Trainer::fail_nonfinite(const std::string& what, double value) {
 Evaluation Trainer::validate(data::Batches& batches) {
   std::optional<SwapGuard> average;
   if (state_.ema) average.emplace(state_.tensors, state_.ema->tensors());
-  return evaluate(state_.model, batches);
+  return evaluate(*state_.model, batches);
 }
 
 void Trainer::report_progress(bool end_of_epoch) {
@@ -296,8 +305,8 @@ void Trainer::report_progress(bool end_of_epoch) {
   const double* s = sums.const_data_ptr<double>();
   const double factor = learning_rate_factor(config_.optim, std::max<std::int64_t>(0, p.updates - 1),
                                              updates_per_epoch_ * config_.train.epochs);
-  const std::string line = progress_line({p.epoch, config_.train.epochs, p.batch, per_epoch_, s[0] / s[2], s[1] / s[2],
-                                          config_.optim.lr * factor, rate, left});
+  const std::string line = progress_line({p.epoch, config_.train.epochs, p.batch, per_epoch_, s[0] / s[2],
+                                          s[1] / s[2], config_.optim.lr * factor, rate, left});
   if (log::is_terminal()) {
     log::progress(line);
   } else {
@@ -368,7 +377,7 @@ void Trainer::save(const std::filesystem::path& path) {
 }
 
 void Trainer::dry_run() {
-  log_run_header({config_, spec_, *state_.model, device_, sets_, per_epoch_, updates_per_epoch_});
+  log_header();
   for (const std::string& note : request_.notes) log::info(note);
   if (state_.progress.epoch >= config_.train.epochs) {
     log::info(request_.checkpoint.string() + ": the run is finished; there would be nothing to do");

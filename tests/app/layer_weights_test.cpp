@@ -1,6 +1,6 @@
 // Weights move between files of other programs and the layer: a safetensors file with the reference's names.
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include "app/checkpoint/safetensors.h"
 #include "app/train/state.h"

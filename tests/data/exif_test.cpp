@@ -18,7 +18,7 @@ Bytes exif(int orientation, bool big_endian, int type = 3, std::uint32_t count =
       out.push_back(static_cast<std::uint8_t>(value >> 8 * (big_endian ? width - 1 - i : i)));
     }
   };
-  out.insert(out.end(), 2, static_cast<std::uint8_t>(big_endian ? 'M' : 'I'));
+  put(big_endian ? 0x4d4du : 0x4949u, 2);  // MM or II
   put(42, 2);
   put(8, 4);  // the directory follows at once
   put(2, 2);

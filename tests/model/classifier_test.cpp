@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include <torch/optim/adamw.h>
+
 #include "tests/model/support.h"
 
 namespace axial {
