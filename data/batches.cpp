@@ -17,17 +17,21 @@ namespace {
 }
 
 void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype) {
-  if (!set.images.defined() || set.images.dim() != 4 || set.images.scalar_type() != at::kByte) {
+  if (!set.pictures &&
+      (!set.images.defined() || set.images.dim() != 4 || set.images.scalar_type() != at::kByte)) {
     refuse(set, "images are not uint8 [N, channels, H, W]");
   }
+  const std::int64_t count = set.pictures ? static_cast<std::int64_t>(set.pictures->files.size()) : set.images.size(0);
   if (!set.labels.defined() || set.labels.dim() != 1 || set.labels.scalar_type() != at::kLong ||
-      set.labels.size(0) != set.size()) {
-    refuse(set, "labels are not int64 [" + std::to_string(set.size()) + "]");
+      set.labels.size(0) != count) {
+    refuse(set, "labels are not int64 [" + std::to_string(count) + "]");
   }
+  if (options.augment.crops() && !set.pictures)
+    refuse(set, "a random part of each picture needs pictures that are not decoded yet");
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16 && dtype != at::kHalf) {
     refuse(set, std::string("pixels of type ") + c10::toString(dtype) + ", expected a floating-point type");
   }
-  const std::size_t channels = static_cast<std::size_t>(set.images.size(1));
+  const std::size_t channels = static_cast<std::size_t>(set.channels());
   if (options.mean.size() != channels || options.std.size() != channels) {
     refuse(set, "mean of " + std::to_string(options.mean.size()) + " and std of " +
                     std::to_string(options.std.size()) + " values, expected " + std::to_string(channels) +
@@ -40,12 +44,12 @@ void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype
     refuse(set, "batch size " + std::to_string(options.batch_size) + ", expected 1 or more");
   }
   const AugmentOptions& augment = options.augment;
-  const std::int64_t shorter = std::min(set.images.size(2), set.images.size(3));
+  const std::int64_t shorter = std::min(set.height(), set.width());
   if (shorter < 1 || channels < 1) refuse(set, "images without pixels");
   // A shift by the whole image leaves nothing of it; the bound also keeps the draw within 32 bits.
   if (augment.pad_crop < 0 || (augment.pad_crop > 0 && augment.pad_crop >= shorter)) {
     refuse(set, "pad_crop " + std::to_string(augment.pad_crop) + ", expected 0 or more and less than the image (" +
-                    std::to_string(set.images.size(2)) + " x " + std::to_string(set.images.size(3)) + ")");
+                    std::to_string(set.height()) + " x " + std::to_string(set.width()) + ")");
   }
   if (!(augment.erase >= 0 && augment.erase <= 1)) {
     refuse(set, "erase " + std::to_string(augment.erase) + ", expected a probability");
@@ -84,13 +88,21 @@ at::Tensor epoch_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch
 }
 
 Batches::Batches(const Dataset& set, BatchOptions options, at::Device device, at::ScalarType dtype)
-    : name_(set.name), options_(std::move(options)), size_(set.size()) {
+    : name_(set.name), device_(device), options_(std::move(options)), size_(set.size()) {
   if (options_.mean.empty() && options_.std.empty()) {
     options_.mean = set.mean;
     options_.std = set.std;
   }
   check(set, options_, dtype);
-  images_ = set.images.contiguous().to(device);
+  channels_ = set.channels();
+  height_ = set.height();
+  width_ = set.width();
+  if (set.pictures) {
+    options_.loader.cache_bytes = set.cache_bytes;
+    loader_ = std::make_unique<Loader>(set.pictures, options_.loader);
+  } else {
+    images_ = set.images.contiguous().to(device);
+  }
   labels_ = set.labels.contiguous().to(device);
   table_ = normalisation_table(options_.mean, options_.std, dtype).to(device);
 }
@@ -103,43 +115,91 @@ std::int64_t Batches::samples() const {
   return options_.drop_last ? size_ / options_.batch_size * options_.batch_size : size_;
 }
 
-Batch Batches::get(std::int64_t epoch, std::int64_t index) {
-  if (index < 0 || index >= per_epoch()) {
-    throw DataError(name_ + ": batch " + std::to_string(index) + " asked for, expected 0 to " +
-                    std::to_string(per_epoch() - 1));
-  }
+at::Tensor Batches::samples_of(std::int64_t epoch, std::int64_t index) {
   if (!order_.defined() || (options_.shuffle && order_epoch_ != epoch)) {
     // A new tensor each time: earlier batches hold slices of the old one.
     order_ = options_.shuffle ? epoch_order(size_, options_.seed, epoch) : at::arange(size_, at::kLong);
     order_epoch_ = epoch;
   }
-  const std::int64_t first = index * options_.batch_size, n = std::min(options_.batch_size, size_ - first);
+  const std::int64_t first = index * options_.batch_size;
+  return order_.narrow(0, first, std::min(options_.batch_size, size_ - first));
+}
+
+Batches::Coming Batches::start(std::int64_t epoch, std::int64_t index) {
+  Coming coming{epoch, index, samples_of(epoch, index), {}, 0};
+  const std::int64_t n = coming.samples.size(0), *samples = coming.samples.const_data_ptr<std::int64_t>();
+  coming.images = at::empty({n, channels_, height_, width_}, at::TensorOptions(at::kByte).pinned_memory(device_.is_cuda()));
+  Loader::Job job;
+  job.samples.assign(samples, samples + n);
+  if (options_.augment.crops()) {
+    const std::uint64_t key = stream_key(options_.seed, static_cast<std::uint64_t>(epoch), Stream::kCrop);
+    for (const std::int64_t sample : job.samples) {
+      const double *scale = options_.augment.scale, *ratio = options_.augment.ratio;
+      job.crops.push_back({key, static_cast<std::uint64_t>(sample), {scale[0], scale[1]}, {ratio[0], ratio[1]}});
+    }
+  }
+  job.out = coming.images.mutable_data_ptr<std::uint8_t>();
+  job.owner = std::make_shared<at::Tensor>(coming.images);
+  coming.ticket = loader_->start(std::move(job));
+  return coming;
+}
+
+// The batch's pictures, uint8 [n, C, H, W] on the CPU. The batches that come next, in the next epoch too where the order
+// is a new one, are started before it is waited for.
+at::Tensor Batches::decoded(std::int64_t epoch, std::int64_t index) {
+  if (coming_.empty() || coming_.front().epoch != epoch || coming_.front().index != index) {
+    for (const Coming& unwanted : coming_) loader_->drop(unwanted.ticket);
+    coming_.clear();
+    coming_.push_back(start(epoch, index));
+  }
+  while (static_cast<std::int64_t>(coming_.size()) <= options_.loader.prefetch) {
+    const Coming& last = coming_.back();
+    const bool ends = last.index + 1 == per_epoch();
+    if (ends && !options_.shuffle) break;
+    coming_.push_back(ends ? start(last.epoch + 1, 0) : start(last.epoch, last.index + 1));
+  }
+  const Coming wanted = coming_.front();
+  coming_.pop_front();
+  loader_->finish(wanted.ticket);
+  return wanted.images;
+}
+
+Batch Batches::get(std::int64_t epoch, std::int64_t index) {
+  if (index < 0 || index >= per_epoch()) {
+    throw DataError(name_ + ": batch " + std::to_string(index) + " asked for, expected 0 to " +
+                    std::to_string(per_epoch() - 1));
+  }
   Batch batch;
-  batch.index = order_.narrow(0, first, n);
-  const std::int64_t* samples = batch.index.const_data_ptr<std::int64_t>();
+  batch.index = samples_of(epoch, index);
+  const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
 
   std::vector<PixelMap> maps;
   if (options_.augment.any()) {
     const std::uint64_t key = stream_key(options_.seed, static_cast<std::uint64_t>(epoch), Stream::kAugment);
     maps.reserve(static_cast<std::size_t>(n));
-    for (std::int64_t i = 0; i < n; ++i) {
-      maps.push_back(draw_map(options_.augment, key, samples[i], images_.size(2), images_.size(3)));
-    }
+    for (std::int64_t i = 0; i < n; ++i) maps.push_back(draw_map(options_.augment, key, samples[i], height_, width_));
   }
-  if (images_.is_cpu()) {
-    batch.images = pixels_on_cpu(images_, table_, samples, n, maps);
+  // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
+  at::Tensor images = images_, positions = batch.index;
+  if (loader_) {
+    images = decoded(epoch, index);
+    positions = at::arange(n, at::kLong);
+  }
+  if (device_.is_cpu()) {
+    batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
     batch.labels = labels_.index_select(0, batch.index);
     return batch;
   }
-  // Positions and maps travel in one copy, from pinned memory so that the host does not wait for the device.
-  const std::int64_t words = n + 8 * static_cast<std::int64_t>(maps.size());
-  at::Tensor host = at::empty({words}, at::TensorOptions(at::kLong).pinned_memory(images_.is_cuda()));
+  // Positions, samples and maps travel in one copy, from pinned memory so that the host does not wait for the device.
+  const std::int64_t words = 2 * n + 8 * static_cast<std::int64_t>(maps.size());
+  at::Tensor host = at::empty({words}, at::TensorOptions(at::kLong).pinned_memory(device_.is_cuda()));
   std::int64_t* out = std::copy_n(samples, n, host.mutable_data_ptr<std::int64_t>());
+  out = std::copy_n(positions.const_data_ptr<std::int64_t>(), n, out);
   pack_maps(maps, out);
-  const at::Tensor there = host.to(images_.device(), /*non_blocking=*/true), picked = there.narrow(0, 0, n);
-  const at::Tensor rows = maps.empty() ? at::Tensor() : there.narrow(0, n, 8 * n).view({n, 8});
-  batch.images = pixels_composed(images_, table_, picked, rows);
-  batch.labels = labels_.index_select(0, picked);
+  const at::Tensor there = host.to(device_, /*non_blocking=*/true);
+  const at::Tensor rows = maps.empty() ? at::Tensor() : there.narrow(0, 2 * n, 8 * n).view({n, 8});
+  batch.images = pixels_composed(images.to(device_, /*non_blocking=*/true), table_, there.narrow(0, n, n), rows);
+  batch.labels = labels_.index_select(0, there.narrow(0, 0, n));
   return batch;
 }
 

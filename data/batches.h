@@ -4,12 +4,15 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "data/dataset.h"
+#include "data/loader.h"
 
 namespace axial::data {
 
@@ -18,6 +21,9 @@ struct AugmentOptions {
   bool flip = false;          // horizontal, probability 1/2
   double erase = 0;           // probability of setting one rectangle to the mean pixel (Zhong et al. 2017)
   double erase_min_area = 0.02, erase_max_area = 0.33;  // of the image; aspect ratio in [0.3, 3.3]
+  // Random resized crop (RandomCrop in picture.h), of sets of image files alone; least and greatest, scale 0: off.
+  double scale[2] = {0, 0}, ratio[2] = {0.75, 4.0 / 3};
+  bool crops() const { return scale[1] > 0; }
   bool any() const { return pad_crop > 0 || flip || erase > 0; }
 };
 
@@ -28,6 +34,7 @@ struct BatchOptions {
   std::uint64_t seed = 0;
   AugmentOptions augment;
   std::vector<double> mean, std;  // per channel, both empty: the set's own; pixel p becomes (p/255 - mean) / std
+  LoaderOptions loader = {};      // of a set whose pictures are not decoded yet
 };
 
 struct Batch {
@@ -41,7 +48,8 @@ at::Tensor epoch_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch
 
 class Batches {
  public:
-  // The set is moved to `device` once. Throws DataError where no batch comes out (10 images, batch 32,
+  // A set in memory is moved to `device` once; of one in files, threads decode the batches that follow the one that was
+  // asked for last. Throws DataError where no batch comes out (10 images, batch 32,
   // drop_last), naming both numbers.
   Batches(const Dataset& set, BatchOptions options, at::Device device, at::ScalarType dtype);
 
@@ -50,8 +58,23 @@ class Batches {
   Batch get(std::int64_t epoch, std::int64_t index);  // batch `index` of epoch `epoch`, both from 0
 
  private:
+  // A batch whose pictures are being decoded.
+  struct Coming {
+    std::int64_t epoch = 0, index = 0;
+    at::Tensor samples;  // int64 [n], CPU
+    at::Tensor images;   // uint8 [n, C, H, W], CPU
+    Loader::Ticket ticket = 0;
+  };
+  at::Tensor samples_of(std::int64_t epoch, std::int64_t index);  // int64 [n], CPU
+  Coming start(std::int64_t epoch, std::int64_t index);
+  at::Tensor decoded(std::int64_t epoch, std::int64_t index);
+
   std::string name_;
-  at::Tensor images_, labels_;  // the whole set, on its device
+  at::Device device_;
+  at::Tensor images_, labels_;  // the whole set, on its device; images_ undefined where loader_ makes them
+  std::int64_t channels_ = 0, height_ = 0, width_ = 0;
+  std::deque<Coming> coming_;
+  std::unique_ptr<Loader> loader_;
   BatchOptions options_;
   at::Tensor table_;  // normalised value of every byte, [channels, 256]
   std::int64_t size_ = 0;

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include <ATen/ops/empty.h>
+
 #include "data/files.h"
+#include "data/loader.h"
 #include "data/readers.h"
 
 namespace axial::data {
@@ -47,6 +50,7 @@ const std::vector<std::string>& dataset_names() {
     std::vector<std::string> all;
     for (const Source& source : sources()) all.push_back(source.name);
     all.push_back("image_folder");
+    all.push_back("image_list");
     all.push_back("synthetic");
     return all;
   }();
@@ -74,6 +78,7 @@ std::vector<fs::path> default_dirs(const std::string& name) {
 Dataset load(const DatasetOptions& options, Split split) {
   if (options.name == "synthetic") return make_synthetic(options.synthetic, split);
   if (options.name == "image_folder") return read_folder(options.dir, options.folder, split);
+  if (options.name == "image_list") return read_lists(options.folder, split);
   const Source* source = find_source(options.name);
   if (!source) throw DataError("no data set named '" + options.name + "', expected " + joined(dataset_names()));
   const std::vector<fs::path> given =
@@ -84,6 +89,46 @@ Dataset load(const DatasetOptions& options, Split split) {
   set.mean = source->mean;
   set.std = source->std;
   return set;
+}
+
+void decode(Dataset& set, std::int64_t workers) {
+  if (!set.pictures) return;
+  const std::int64_t n = set.size();
+  at::Tensor images = at::empty({n, set.channels(), set.height(), set.width()}, at::kByte);
+  LoaderOptions options;
+  options.workers = workers;
+  Loader loader(set.pictures, options);
+  Loader::Job job;
+  for (std::int64_t i = 0; i < n; ++i) job.samples.push_back(i);
+  job.out = images.mutable_data_ptr<std::uint8_t>();
+  loader.finish(loader.start(std::move(job)));
+  set.images = images;
+  set.pictures = nullptr;
+}
+
+at::Tensor image_of(const Dataset& set, std::int64_t i) {
+  if (!set.pictures) return set.images.select(0, i);
+  at::Tensor image = at::empty({set.channels(), set.height(), set.width()}, at::kByte);
+  read_picture(set.pictures->files[static_cast<std::size_t>(i)], set.pictures->options, nullptr,
+               image.mutable_data_ptr<std::uint8_t>());
+  return image;
+}
+
+Dataset subset(const Dataset& set, const at::Tensor& index) {
+  Dataset part = set;
+  part.labels = set.labels.index_select(0, index);
+  if (!set.pictures) {
+    part.images = set.images.index_select(0, index);
+    return part;
+  }
+  const auto pictures = std::make_shared<Pictures>();
+  pictures->options = set.pictures->options;
+  const at::Tensor dense = index.contiguous();
+  const std::int64_t* at = dense.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < index.size(0); ++i)
+    pictures->files.push_back(set.pictures->files[static_cast<std::size_t>(at[i])]);
+  part.pictures = pictures;
+  return part;
 }
 
 }  // namespace axial::data

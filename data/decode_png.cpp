@@ -92,7 +92,7 @@ Pixels decode_png(const std::filesystem::path& path, const std::vector<std::uint
   pixels.channels = png_get_channels(reader.png, reader.info);
   const std::size_t row = png_get_rowbytes(reader.png, reader.info);
   if (row != static_cast<std::size_t>(pixels.width * pixels.channels)) fail(path, "PNG of an unknown pixel format");
-  pixels.bytes.resize(row * height);
+  pixels.allocate();
   for (std::uint64_t y = 0; y < height; ++y) reader.rows.push_back(pixels.bytes.data() + y * row);
   if (!read_pixels(reader)) damaged();
   return std::move(reader.pixels);

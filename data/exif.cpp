@@ -53,7 +53,7 @@ Pixels upright(Pixels pixels, int orientation) {
   seen.height = swapped ? pixels.width : pixels.height;
   seen.width = swapped ? pixels.height : pixels.width;
   seen.channels = pixels.channels;
-  seen.bytes.resize(pixels.bytes.size());
+  seen.allocate();
   std::uint8_t* out = seen.bytes.data();
   const auto channels = static_cast<std::size_t>(pixels.channels);
   for (std::int64_t y = 0; y < seen.height; ++y) {

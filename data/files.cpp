@@ -58,7 +58,8 @@ std::vector<std::uint8_t> InputFile::read(std::uint64_t count) {
   std::vector<std::uint8_t> bytes;
   std::uint64_t filled = 0;
   while (filled < count) {
-    bytes.resize(std::min(count, std::max(kFirstChunk, 2 * filled)));
+    // One byte more than can come shows the end at once.
+    bytes.resize(std::min({count, std::max(kFirstChunk, 2 * filled), filled + capacity() + 1}));
     const std::uint64_t wanted = std::min<std::uint64_t>(bytes.size() - filled, kLargestRead);
     const int got = gzread(file_, bytes.data() + filled, static_cast<unsigned>(wanted));
     int code = Z_OK;

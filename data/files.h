@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/dataset.h"
+#include "data/error.h"
 
 struct gzFile_s;  // zlib's
 

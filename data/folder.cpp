@@ -1,13 +1,10 @@
-// A folder of images: dir/train/<class>/... and dir/test/<class>/... (or val), decoded and fitted to one size.
+// Sets of image files: dir/train/<class>/... and dir/test/<class>/... (or val), dir/<class>/..., or CSV lists.
 #include <algorithm>
-#include <cstring>
-#include <mutex>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include "data/files.h"
-#include "data/image.h"
+#include "data/listing.h"
 #include "data/readers.h"
 
 namespace axial::data {
@@ -15,136 +12,104 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// UTF-8 without control characters: it goes into checkpoints, JSON and tables.
-bool is_name(const std::string& text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto byte = [&](std::size_t k) { return static_cast<unsigned>(static_cast<unsigned char>(text[k])); };
-    const unsigned first = byte(i);
-    const std::size_t length = first < 0x80 ? 1 : first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (first < 0x20 || first == 0x7f || (first >= 0x80 && first < 0xc2) || first > 0xf4 ||
-        i + length > text.size()) {
-      return false;
-    }
-    unsigned code = length == 1 ? first : first & (0x7fu >> length);
-    for (std::size_t k = 1; k < length; ++k) {
-      if ((byte(i + k) & 0xc0) != 0x80) return false;
-      code = code << 6 | (byte(i + k) & 0x3f);
-    }
-    const bool too_long = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-    if (too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) || (code >= 0x80 && code < 0xa0))
-      return false;
-    i += length;
-  }
-  return true;
+void check_size(const std::string& set, const PictureOptions& o) {
+  if ((o.channels == 1 || o.channels == 3) && o.height >= 1 && o.width >= 1) return;
+  throw DataError(set + ": images of " + std::to_string(o.channels) + " x " + std::to_string(o.height) + " x " +
+                  std::to_string(o.width) + ", expected 1 or 3 channels and a size of 1 or more");
 }
 
-// The folders of a split, by name: each is a class. A link to a folder counts unless it leads upwards. Files beside
-// them belong to no class: they go to `others`, where that is given.
-std::vector<std::string> class_folders(const fs::path& split, std::vector<fs::path>* others = nullptr) {
-  std::vector<std::string> names;
-  std::error_code error;
-  const fs::path here = fs::weakly_canonical(split, error);
-  fs::directory_iterator entry(split, error), end;
-  for (; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    std::error_code ignored;  // of an entry that vanished or dangles: no class
-    if (name.front() == '.') continue;
-    if (!entry->is_directory(ignored)) {
-      if (others != nullptr) others->push_back(entry->path());
-      continue;
-    }
-    const fs::path target = fs::weakly_canonical(entry->path(), ignored);
-    const bool upwards = std::mismatch(target.begin(), target.end(), here.begin(), here.end()).first == target.end();
-    if (upwards) continue;
-    if (!is_name(name))
-      fail(entry->path(), "the name of a class must be UTF-8 without control characters; rename it");
-    names.push_back(name);
-  }
-  if (error) fail(split, "cannot be listed: " + error.message());
-  std::sort(names.begin(), names.end());
-  return names;
+std::vector<std::string> classes_of(const Listing& training) {
+  std::vector<std::string> classes;
+  for (const Listed& image : training.images) classes.push_back(image.label);
+  std::sort(classes.begin(), classes.end(), natural_less);
+  classes.erase(std::unique(classes.begin(), classes.end()), classes.end());
+  return classes;
 }
 
-fs::path split_folder(const fs::path& dir, Split split) {
-  const std::vector<std::string> names =
-      split == Split::kTrain ? std::vector<std::string>{"train"} : std::vector<std::string>{"test", "val"};
-  std::error_code error;
-  if (!fs::is_directory(dir, error)) fail(dir, fs::exists(dir, error) ? "is no folder" : "no such folder");
-  for (const std::string& name : names) {
-    if (fs::is_directory(dir / name, error)) return dir / name;
+// `where`: what the classes are those of, for errors.
+Dataset make_set(const std::string& name, const Listing& part, const std::vector<std::string>& classes,
+                 const std::string& where, const FolderOptions& options) {
+  Dataset set;
+  set.name = name;
+  set.classes = classes;
+  set.notes = part.notes;
+  // ImageNet's, which fit photographs in general.
+  const bool colour = options.picture.channels == 3;
+  set.mean = colour ? std::vector<double>{0.485, 0.456, 0.406} : std::vector<double>{0.449};
+  set.std = colour ? std::vector<double>{0.229, 0.224, 0.225} : std::vector<double>{0.226};
+  const auto pictures = std::make_shared<Pictures>();
+  pictures->options = options.picture;
+  set.labels = at::empty({static_cast<std::int64_t>(part.images.size())}, at::kLong);
+  std::int64_t* labels = set.labels.mutable_data_ptr<std::int64_t>();
+  for (const Listed& image : part.images) {
+    const auto found = std::find(classes.begin(), classes.end(), image.label);
+    if (found == classes.end()) throw DataError(image.path + ": of a class '" + image.label + "' that " + where + " lacks");
+    *labels++ = found - classes.begin();
+    pictures->files.push_back(image.path);
   }
-  fail(dir, "no folder '" + names[0] + "'" + (names.size() > 1 ? " nor '" + names[1] + "'" : "") +
-                " in it, expected one with a folder of images for each class");
+  set.pictures = pictures;
+  return set;
 }
 
-std::string note_of(std::vector<fs::path> others) {
-  const fs::path first = *std::min_element(others.begin(), others.end());
-  return std::to_string(others.size()) + (others.size() == 1 ? " file was" : " files were") +
-         " not used (only .png, .jpg and .jpeg in the folders of classes are), the first is " + first.string();
+Dataset choose(const std::string& name, const Listing& training, Listing test, const fs::path& where,
+               const FolderOptions& options, Split split) {
+  const std::vector<std::string> classes = options.classes.empty() ? classes_of(training) : options.classes;
+  const std::string of = options.classes.empty() ? where.string() : "the model";
+  return make_set(name, split == Split::kTrain ? training : test, classes, of, options);
+}
+
+// One listing for both parts.
+Dataset choose_divided(const std::string& name, Listing all, const fs::path& where, const FolderOptions& options,
+                       Split split) {
+  auto [training, test] = divide(all.images, options.test_fraction);
+  if (test.empty()) {
+    fail(where, "no test part, and data.test_fraction = " + std::to_string(options.test_fraction) + " of " +
+                    std::to_string(all.images.size()) + " images makes none");
+  }
+  return choose(name, {std::move(training), all.notes}, {std::move(test), all.notes}, where, options, split);
 }
 
 }  // namespace
 
 Dataset read_folder(const fs::path& dir, const FolderOptions& options, Split split) {
+  check_size("image_folder", options.picture);
   if (dir.empty())
-    throw DataError("image_folder: no folder given, expected one with train/<class>/ and test/<class>/");
-  if ((options.channels != 1 && options.channels != 3) || options.height < 1 || options.width < 1) {
-    throw DataError("image_folder: images of " + std::to_string(options.channels) + " x " +
-                    std::to_string(options.height) + " x " + std::to_string(options.width) +
-                    ", expected 1 or 3 channels and a size of 1 or more");
-  }
-  Dataset set;
-  set.name = "image_folder";
-  // Labels come from the training split, so that both splits agree on them.
-  const fs::path train = split_folder(dir, Split::kTrain), root = split_folder(dir, split);
-  set.classes = class_folders(train);
-  if (set.classes.empty()) fail(train, "no folders in it, expected one for each class");
-  std::vector<fs::path> files, others;
-  std::vector<std::int64_t> labels;
-  for (const std::string& name : class_folders(root, &others)) {
-    const auto found = std::lower_bound(set.classes.begin(), set.classes.end(), name);
-    if (found == set.classes.end() || *found != name) {
-      fail(root / name, "is a class that " + train.string() + " lacks");
+    throw DataError("image_folder: no folder given, expected one with train/<class>/ and test/<class>/, or <class>/");
+  std::error_code error;
+  if (!fs::is_directory(dir, error)) fail(dir, fs::exists(dir, error) ? "is no folder" : "no such folder");
+  const auto is_folder = [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_directory(dir / name, ignored);
+  };
+  const fs::path train = dir / "train", test = dir / (is_folder("test") ? "test" : "val");
+  const bool has_train = is_folder("train"), has_test = is_folder("test") || is_folder("val");
+  if (!has_train && !has_test) {
+    Listing all = list_classes(dir);
+    // A folder of another name than train/, most likely.
+    if (classes_of(all).size() < 2) {
+      fail(dir, "no folder 'train' in it, and one class alone, '" + all.images[0].label +
+                    "'; expected train/<class>/ and test/<class>/, or a folder for each class");
     }
-    const std::vector<fs::path> images = list_images(root / name, &others);
-    if (images.empty()) fail(root / name, "no .png, .jpg or .jpeg files in it");
-    files.insert(files.end(), images.begin(), images.end());
-    labels.insert(labels.end(), images.size(), found - set.classes.begin());
+    return choose_divided("image_folder", std::move(all), dir, options, split);
   }
-  if (files.empty()) fail(root, "no folders in it, expected one for each class");
-  if (!others.empty()) set.notes.push_back(note_of(std::move(others)));
+  // A trained model knows its classes: to evaluate it the test part is enough.
+  const bool needs_train = split == Split::kTrain || options.classes.empty();
+  if (needs_train && !has_train) fail(dir, "no folder 'train' in it, expected one with a folder of images for each class");
+  if (split == Split::kTest && !has_test)
+    fail(dir, "no folder 'test' nor 'val' in it, expected one with a folder of images for each class");
+  return choose("image_folder", needs_train ? list_classes(train) : Listing{},
+                split == Split::kTest ? list_classes(test) : Listing{}, train, options, split);
+}
 
-  const std::int64_t count = static_cast<std::int64_t>(files.size());
-  const std::int64_t size = options.channels * options.height * options.width;
-  set.images = at::empty({count, options.channels, options.height, options.width}, at::kByte);
-  set.labels = at::empty({count}, at::kLong);
-  std::copy(labels.begin(), labels.end(), set.labels.mutable_data_ptr<std::int64_t>());
-  std::uint8_t* out = set.images.mutable_data_ptr<std::uint8_t>();
-  // Whatever the threads do, the error reported is that of the first bad file.
-  std::mutex mutex;
-  std::int64_t first_bad = count;
-  std::string error;
-  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      try {
-        const at::Tensor image =
-            fit(read_image(files[static_cast<std::size_t>(i)], options.channels), options.height, options.width);
-        std::memcpy(out + i * size, image.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(size));
-      } catch (const DataError& bad) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (i < first_bad) {
-          first_bad = i;
-          error = bad.what();
-        }
-        return;  // the rest of this share comes later in the order
-      }
-    }
-  });
-  if (first_bad < count) throw DataError(error);
-  // ImageNet's, which fit photographs in general.
-  set.mean = options.channels == 3 ? std::vector<double>{0.485, 0.456, 0.406} : std::vector<double>{0.449};
-  set.std = options.channels == 3 ? std::vector<double>{0.229, 0.224, 0.225} : std::vector<double>{0.226};
-  return set;
+Dataset read_lists(const FolderOptions& options, Split split) {
+  check_size("image_list", options.picture);
+  if (options.train_list.empty()) throw DataError("image_list: no list given, expected a CSV file of path,label");
+  const auto read = [&](const fs::path& file) { return read_list(file, options.list_outside); };
+  if (options.test_list.empty())
+    return choose_divided("image_list", read(options.train_list), options.train_list, options, split);
+  const bool needs_train = split == Split::kTrain || options.classes.empty();
+  return choose("image_list", needs_train ? read(options.train_list) : Listing{},
+                split == Split::kTest ? read(options.test_list) : Listing{}, options.train_list, options, split);
 }
 
 }  // namespace axial::data

@@ -7,7 +7,12 @@
 
 namespace axial::data {
 
-enum class Stream : std::uint64_t { kOrder = 0x6f72646572, kAugment = 0x6175676d, kSynthetic = 0x73796e74 };
+enum class Stream : std::uint64_t {
+  kOrder = 0x6f72646572,
+  kAugment = 0x6175676d,
+  kSynthetic = 0x73796e74,
+  kCrop = 0x63726f70
+};
 
 inline std::uint64_t stream_key(std::uint64_t seed, std::uint64_t epoch, Stream stream) {
   return kernels::mix64(seed ^ kernels::mix64(epoch ^ kernels::mix64(static_cast<std::uint64_t>(stream))));

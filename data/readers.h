@@ -34,8 +34,9 @@ Dataset read_cifar10(const Source& source, const std::filesystem::path& dir, Spl
 std::vector<std::string> cifar100_first_file(Split split);
 Dataset read_cifar100(const Source& source, const std::filesystem::path& dir, Split split);
 
-// Image files in a folder for each class (folder.cpp).
+// Image files, in a folder for each class or in lists (folder.cpp).
 Dataset read_folder(const std::filesystem::path& dir, const FolderOptions& options, Split split);
+Dataset read_lists(const FolderOptions& options, Split split);
 
 // Patterns and noise made here (synthetic.cpp).
 Dataset make_synthetic(const SyntheticOptions& options, Split split);

@@ -1,7 +1,11 @@
+#include <charconv>
 #include <ctime>
 #include <iostream>
+#include <tuple>
+#include <utility>
 
 #include "app/bench/cases.h"
+#include "app/bench/decoding.h"
 #include "app/bench/floor.h"
 #include "app/bench/machine.h"
 #include "app/bench/measure.h"
@@ -15,6 +19,7 @@ namespace axial::app {
 
 namespace {
 
+constexpr std::int64_t kMostPixels = 4096;  // as data.folder_height
 constexpr int kRepeatsOnCuda = 50, kRepeatsOnCpu = 10;
 
 std::vector<Backend> parse_backend(const std::string& text) {
@@ -33,9 +38,43 @@ std::string now() {
   return text;
 }
 
+// "HEIGHT,WIDTH"
+std::pair<std::int64_t, std::int64_t> parse_size(const std::string& text) {
+  std::int64_t size[2] = {0, 0};
+  const char *at = text.data(), *const end = at + text.size();
+  for (int i = 0; i < 2; ++i) {
+    const auto [next, error] = std::from_chars(at, end, size[i]);
+    const bool good = error == std::errc() && size[i] >= 1 && size[i] <= kMostPixels && (i == 0 ? next != end && *next == ',' : next == end);
+    if (!good) throw ConfigError("command line: --size: expected HEIGHT,WIDTH, found " + text);
+    at = next + 1;
+  }
+  return {size[0], size[1]};
+}
+
+int run_decoding(const BenchArguments& a) {
+  if (!a.shapes.empty() || !a.dtypes.empty()) throw ConfigError("command line: --data: is about images; --shapes and --dtype are not");
+  bench::DecodingOptions options;
+  options.data = a.data;
+  if (!a.size.empty()) std::tie(options.height, options.width) = parse_size(a.size);
+  options.workers = a.workers;
+  if (a.repeats > 0) options.repeats = a.repeats;
+  if (!a.json.empty()) AtomicFile can_be_written(a.json);
+  const bench::Decoding d = bench::measure_decoding(options);
+  const std::string processor = bench::make_machine(at::kCPU)->traits().name;
+  std::cout << bench::decoding_table(d, processor) << std::flush;
+  if (!a.json.empty()) {
+    AtomicFile file(a.json);
+    file.write(bench::decoding_json(d, processor, now()).dump(1) + "\n");
+    file.commit();
+  }
+  return 0;
+}
+
 }  // namespace
 
 int run_bench(const BenchArguments& a) {
+  if (!a.data.empty()) return run_decoding(a);
+  if (!a.size.empty() || a.workers > 0) throw ConfigError("command line: --size and --workers go with --data");
   // Everything that can be wrong with the command line shows before anything is measured.
   const std::vector<Backend> backends = parse_backend(a.backend);
   if (a.device == "cpu") (void)bench::parse_types(a.dtypes, false);

@@ -14,7 +14,7 @@ struct TrainArguments {
   bool resume = false;
   std::string resume_from;    // folder or file; empty: --output, or the newest run under train.output
   bool overwrite = false, dry_run = false;
-  double stop_after = 0;
+  double stop_after = 0, time_limit = 0;
 };
 int run_train(const TrainArguments& arguments);
 
@@ -55,6 +55,8 @@ struct BenchArguments {
   std::vector<std::string> shapes, dtypes;  // empty: the device's usual ones
   std::string device = "auto", backend = "both", json;
   int repeats = 0;  // 0: the device's usual number
+  std::string data, size;  // a folder of JPEG files instead of the layer, and HEIGHT,WIDTH
+  std::int64_t workers = 0;
 };
 int run_bench(const BenchArguments& arguments);
 

@@ -15,7 +15,7 @@ namespace axial::app {
 int run_eval(const EvalArguments& a) {
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const Config& config = loaded.info.config;
-  const data::Dataset test = load_test(config);
+  const data::Dataset test = load_test(config, loaded.info.spec.classes);
   check_images(test, loaded.info.spec);
   log_notes(test);
   data::Batches batches(test, batch_options(config, loaded.info.spec, false), loaded.device,

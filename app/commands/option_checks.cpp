@@ -9,6 +9,7 @@ namespace axial::app {
 namespace {
 
 constexpr double kMostEpochs = 1e6;  // train.epochs goes no further
+constexpr double kMostMinutes = 1e7;
 constexpr std::uint64_t kMostClasses = 1 << 20;
 
 std::string found(const std::string& expected, const std::string& text) {
@@ -27,6 +28,13 @@ std::string check_epochs(const std::string& text) {
   bool overflow = false;
   const bool good = parse_real(text, &value, &overflow) && !overflow && value > 0 && value <= kMostEpochs;
   return good ? "" : found("a number of epochs above 0", text);
+}
+
+std::string check_minutes(const std::string& text) {
+  double value = 0;
+  bool overflow = false;
+  const bool good = parse_real(text, &value, &overflow) && !overflow && value > 0 && value <= kMostMinutes;
+  return good ? "" : found("a number of minutes above 0", text);
 }
 
 std::string check_count(const std::string& text) {

@@ -8,6 +8,7 @@ namespace axial::app {
 
 std::string check_device(const std::string& text);  // auto, cpu, cuda, cuda:N
 std::string check_epochs(const std::string& text);  // a number above 0
+std::string check_minutes(const std::string& text);  // a number above 0
 std::string check_count(const std::string& text);   // an integer from 1
 std::string check_seed(const std::string& text);    // what 64 bits hold
 std::string check_not_empty(const std::string& text);

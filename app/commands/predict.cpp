@@ -51,17 +51,17 @@ int run_predict(const PredictArguments& a) {
     at::Tensor image;  // uint8 [channels, height, width]
     try {
       if (const auto index = test_index(input)) {
-        if (!test.images.defined()) {
-          test = load_test(loaded.info.config);
+        if (test.size() == 0) {
+          test = load_test(loaded.info.config, spec.classes);
           check_images(test, spec);
           log_notes(test);
         }
         if (*index < 0 || *index >= test.size()) {
           throw data::DataError(input + ": no such test image (0 to " + std::to_string(test.size() - 1) + ")");
         }
-        image = test.images[*index];
+        image = data::image_of(test, *index);
       } else {
-        image = data::fit(data::read_image(input, spec.channels), spec.height, spec.width);  // as training did
+        image = data::read_image(input, picture_options(loaded.info.config, spec));  // as training did
       }
     } catch (const data::DataError& e) {  // the other inputs still get their answer
       log::error(e.what());

@@ -111,11 +111,15 @@ int parse_and_run(int argc, char** argv) {
       ->option_text("[DIR|FILE]");
   train_command->add_flag("--resume-newest", train.resume)->group("");
   train_command->add_flag("--overwrite", train.overwrite, "replace the run in --output");
-  train_command->add_flag("--dry-run", train.dry_run, "check everything, train and write nothing");
+  train_command->add_flag("--dry-run", train.dry_run, "check everything, print the model's parts, operations and memory; train and write nothing");
   train_command
       ->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
       ->option_text("EPOCHS")
       ->check(check_epochs);
+  train_command
+      ->add_option("--time-limit", train.time_limit, "stop (resumably, exit code 0) after so many minutes, start-up included")
+      ->option_text("MINUTES")
+      ->check(check_minutes);
   train_command->footer(
       "Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys.\n"
       "Example: axial train -c configs/fashion_mnist.yaml train.epochs=5 -o runs/try");
@@ -173,7 +177,7 @@ int parse_and_run(int argc, char** argv) {
   gradcheck_command->footer("Exit code 1 on any mismatch.\nExample: axial gradcheck --device cuda --json check.json");
 
   BenchArguments bench;
-  CLI::App* bench_command = program.add_subcommand("bench", "time the layer, fused and reference side by side");
+  CLI::App* bench_command = program.add_subcommand("bench", "time the layer, fused and reference side by side; or decoding (--data)");
   bench_command
       ->add_option("--shapes", bench.shapes,
                    "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
@@ -189,6 +193,17 @@ int parse_and_run(int argc, char** argv) {
   bench_command->add_option("--json", bench.json, "write the table as JSON, too")
       ->option_text("FILE")
       ->check(check_not_empty);
+  bench_command
+      ->add_option("--data", bench.data,
+                   "instead of the layer: decode and resize the JPEG files of a folder (or generated: 500 that are made), "
+                   "against libjpeg-turbo alone")
+      ->option_text("DIR")
+      ->check(check_not_empty);
+  bench_command->add_option("--size", bench.size, "with --data: what images are brought to (default 224,224)")
+      ->option_text("HEIGHT,WIDTH");
+  bench_command->add_option("--workers", bench.workers, "with --data: threads (default one for each core)")
+      ->option_text("N")
+      ->check(check_count);
   bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json");
 
   program.get_formatter()->label("OPTIONS", "options");

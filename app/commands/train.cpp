@@ -73,13 +73,20 @@ std::pair<fs::path, fs::path> resume_paths(const TrainArguments& a) {
   return {from, a.output};
 }
 
-// A relative data.dir means something in the folder where the run was started, and nothing later.
-void make_dir_absolute(Config& config) {
-  const fs::path dir = config.data.dir;
-  if (dir.empty() || dir.is_absolute()) return;
-  fs::path whole = fs::absolute(dir).lexically_normal();
-  if (!whole.has_filename()) whole = whole.parent_path();
-  config = override_config(config, {}, {"data.dir=" + whole.string()});  // checked as any text is
+// A relative path means something in the folder where the run was started, and nothing later.
+void make_paths_absolute(Config& config) {
+  const auto make = [&](const char* key, const std::string& value) {
+    const fs::path path = value;
+    if (path.empty() || path.is_absolute()) return;
+    fs::path whole = fs::absolute(path).lexically_normal();
+    if (!whole.has_filename()) whole = whole.parent_path();
+    config = override_config(config, {}, {std::string(key) + "=" + whole.string()});  // checked as any text is
+  };
+  make("data.dir", std::string(config.data.dir));
+  make("data.train_list", std::string(config.data.train_list));
+  make("data.test_list", std::string(config.data.test_list));
+  make("data.cache_dir", std::string(config.data.cache_dir));
+  make("train.init_from", std::string(config.train.init_from));
 }
 
 std::string change_note(const std::string& path, const Config& before, const Config& after) {
@@ -107,8 +114,8 @@ void prepare_resume(const TrainArguments& a, TrainRequest& request) {
   CheckpointInfo info = checkpoint_info(read_safetensors(request.checkpoint), request.checkpoint);
   request.threads = info.threads;
   request.config = override_config(info.config, a.configs, a.overrides);
-  make_dir_absolute(info.config);
-  make_dir_absolute(request.config);
+  make_paths_absolute(info.config);
+  make_paths_absolute(request.config);
   for (const std::string& key : differing_keys(info.config, request.config)) {
     if (!find_key(key)->may_change_on_resume) {
       throw ConfigError(key + ": differs from the run in " + request.checkpoint.string() +
@@ -135,11 +142,12 @@ int run_train(const TrainArguments& a) {
   check_one_process();
   TrainRequest request;
   request.stop_after = a.stop_after;
+  request.time_limit = a.time_limit;
   if (a.resume) {
     prepare_resume(a, request);
   } else {
     request.config = load_config(a.configs, a.overrides);
-    make_dir_absolute(request.config);
+    make_paths_absolute(request.config);
     request.run = a.output;
     if (a.overwrite) request.mode = RunDirectory::Mode::kOverwrite;
   }
@@ -153,7 +161,7 @@ int run_train(const TrainArguments& a) {
   const TrainResult result = train(request);
   if (result.nothing_to_do) {
     log::info(request.checkpoint.string() + ": the run is finished (" + std::to_string(result.epochs) +
-              " epochs); nothing to do (raise train.epochs to go on)");
+              " epochs); nothing to do (raise train.epochs, or train.patience where it ended the run, to go on)");
   }
   print_result({{"top1", rounded(result.top1, 6)},
                 {"loss", rounded(result.loss, 4)},

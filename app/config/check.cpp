@@ -21,6 +21,8 @@ class Checker {
     stages();
     statistics();
     pair("augment.erase_area", config_.augment.erase_area);
+    pair("augment.ratio", config_.augment.ratio);
+    pictures();
     const OptimConfig& optim = config_.optim;
     if (optim.name == "sgd" && optim.nesterov && optim.momentum == 0)
       fail({"optim.nesterov", "optim.momentum"}, "Nesterov's momentum needs a momentum above 0");
@@ -82,6 +84,24 @@ class Checker {
     };
     channels("synthetic", "data.synthetic_channels", data.synthetic_channels);
     channels("image_folder", "data.folder_channels", data.folder_channels);
+    channels("image_list", "data.folder_channels", data.folder_channels);
+  }
+
+  void pictures() const {
+    const DataConfig& data = config_.data;
+    const bool files = data.dataset == "image_folder" || data.dataset == "image_list";
+    if (!config_.augment.scale.empty()) {
+      if (config_.augment.scale.size() != 2)
+        fail({"augment.scale"}, "expected the least and the greatest area, or [] for none");
+      pair("augment.scale", config_.augment.scale);
+      if (!files) fail({"augment.scale", "data.dataset"}, "is for image_folder and image_list, whose files hold more than is seen");
+    }
+    if (data.dataset == "image_list" && data.train_list.empty())
+      fail({"data.train_list", "data.dataset"}, "expected a CSV file of path,label");
+    if (data.dataset == "image_list" && !data.dir.empty())
+      fail({"data.dir", "data.dataset"}, "is not looked at by image_list, whose paths start at each list's folder");
+    if (data.dataset != "image_list" && (!data.train_list.empty() || !data.test_list.empty()))
+      fail({data.train_list.empty() ? "data.test_list" : "data.train_list", "data.dataset"}, "is for the dataset image_list");
   }
 
   void pair(const char* path, const std::vector<double>& values) const {

@@ -35,14 +35,24 @@ struct DataConfig {
   std::vector<double> mean, std;  // empty: the set's own
   std::int64_t synthetic_train, synthetic_test, synthetic_channels, synthetic_height, synthetic_width,
       synthetic_classes;
-  std::int64_t folder_channels, folder_height, folder_width;  // dataset image_folder: what images are brought to
+  std::int64_t folder_channels, folder_height, folder_width;  // image_folder, image_list: what images are brought to
+  double crop_pct;
+  std::string crop_mode;  // center, squash, border
+  double test_fraction;   // of each class, of image sets that come without a test part
+  std::string train_list, test_list;  // dataset image_list: CSV files
+  bool list_outside;                  // their paths may be absolute or leave the list's folder
+  std::int64_t workers, prefetch;     // threads that decode (0: one a core); batches ahead
+  std::string cache;                  // memory, disk, none
+  std::int64_t cache_memory;          // MiB
+  std::string cache_dir;              // empty: the user's cache folder
 };
 
 struct AugmentConfig {
   std::int64_t pad_crop;
   bool flip;
   double erase;
-  std::vector<double> erase_area;  // least, greatest
+  std::vector<double> erase_area;    // least, greatest
+  std::vector<double> scale, ratio;  // random resized crop: least and greatest area and proportions; scale empty: off
 };
 
 struct OptimConfig {
@@ -58,6 +68,7 @@ struct OptimConfig {
   double warmup;         // fraction of all steps
   double final_lr;       // fraction of lr at the end
   double clip_norm;      // 0: off
+  double layer_decay;    // of the learning rate, from layer to layer towards the stem; 1: off
 };
 
 struct TrainConfig {
@@ -72,6 +83,11 @@ struct TrainConfig {
   std::int64_t eval_every, checkpoint_every, keep_last, log_every;
   std::string on_nonfinite;  // stop, skip
   double loss_scale;         // initial loss scale of float16
+  std::int64_t patience;     // evaluations without a better one before the run ends; 0: off
+  std::string eval_metric;   // top1, loss: what "better" means
+  std::int64_t keep_best;    // checkpoints of the best epochs that are kept
+  std::string init_from;     // checkpoint or run whose weights to start from; empty: none
+  std::string freeze;        // patterns of parameters that stay as they are
   std::string output;        // folder in which run directories are made
   bool tensorboard;
 };

@@ -85,10 +85,20 @@ std::vector<Key> make_schema() {
       "our kernels, or composed library operators");
 
   add("data.dataset", FIELD(data.dataset), "fashion_mnist",
-      one_of({"fashion_mnist", "mnist", "cifar10", "cifar100", "image_folder", "synthetic"}), "",
-      "image set; image_folder reads PNG and JPEG files in train/CLASS/ and test/CLASS/ below dir", "name set");
+      one_of({"fashion_mnist", "mnist", "cifar10", "cifar100", "image_folder", "image_list", "synthetic"}), "",
+      "image set; image_folder: PNG and JPEG files in train/CLASS/ and test/CLASS/ (or val/) or CLASS/ below dir; "
+      "image_list: CSV files of path,label", "name set");
   add("data.dir", FIELD(data.dir), "\"\"", any(), "",
       "folder of the set's files; empty: $AXIAL_DATA/NAME, datasets/NAME and the system's are tried", "path root data_dir directory folder");
+  add("data.train_list", FIELD(data.train_list), "\"\"", any(), "",
+      "dataset image_list: CSV file of training images, path,label in a line; paths start at its folder", "train_csv csv");
+  add("data.test_list", FIELD(data.test_list), "\"\"", any(), "",
+      "dataset image_list: CSV file of test images; empty: data.test_fraction of the training list", "val_list test_csv val_csv");
+  add("data.list_outside", FIELD(data.list_outside), "false", any(), "",
+      "dataset image_list: accept absolute paths and paths that leave the list's folder");
+  add("data.test_fraction", FIELD(data.test_fraction), "0.2", real(0, 0.99), "",
+      "image_folder without train/, image_list without test_list: part of each class that is the test set, chosen by "
+      "file names");
   add("data.batch_size", FIELD(data.batch_size), "128", integer(1, 1048576), "images",
       "images in a training batch, per process", "batch bs batchsize");
   add("data.eval_batch_size", FIELD(data.eval_batch_size), "512", integer(1, 1048576), "images",
@@ -116,11 +126,27 @@ std::vector<Key> make_schema() {
   add("data.synthetic_classes", FIELD(data.synthetic_classes), "10", integer(1, 65536), "",
       "dataset synthetic: classes");
   add("data.folder_channels", FIELD(data.folder_channels), "3", integer(1, 3), "",
-      "dataset image_folder: 1 (gray) or 3 (colour)");
+      "image_folder, image_list: 1 (gray) or 3 (colour)", "in_chans");
   add("data.folder_height", FIELD(data.folder_height), "32", integer(1, 4096), "pixels",
-      "dataset image_folder: height of the images; the middle part of these proportions is cut out and resized");
+      "image_folder, image_list: height that images are brought to", "img_size input_size image_size");
   add("data.folder_width", FIELD(data.folder_width), "32", integer(1, 4096), "pixels",
-      "dataset image_folder: width of the images");
+      "image_folder, image_list: width that images are brought to");
+  add("data.crop_pct", FIELD(data.crop_pct), "1", above(0, 1), "",
+      "image_folder, image_list: part of the picture's sides that is seen, around its middle");
+  add("data.crop_mode", FIELD(data.crop_mode), "center", one_of({"center", "squash", "border"}), "",
+      "image_folder, image_list: center cuts out the middle part of the wanted proportions, squash gives all of the "
+      "picture these proportions, border shows all of it with bars");
+  add("data.workers", FIELD(data.workers), "0", integer(0, 1024), "threads",
+      "image_folder, image_list: threads that decode; 0: one for each core; changes no pixel", "num_workers n_worker loader_threads");
+  add("data.prefetch", FIELD(data.prefetch), "2", integer(1, 256), "batches",
+      "batches that are decoded ahead where the set does not fit into data.cache_memory", "prefetch_factor");
+  add("data.cache", FIELD(data.cache), "memory", one_of({"memory", "disk", "none"}), "",
+      "decoded images: memory keeps as many as fit into cache_memory (all that fit: decoded once, at the start), disk "
+      "keeps them in cache_dir, none decodes anew each time", "cache_images cache_mode");
+  add("data.cache_memory", FIELD(data.cache_memory), "4096", integer(0, 16777216), "MiB",
+      "cache memory: the most that decoded images may take, of all parts of the set together", "memory_limit cache_size");
+  add("data.cache_dir", FIELD(data.cache_dir), "\"\"", any(), "",
+      "cache disk: folder of its files; empty: ${XDG_CACHE_HOME:-~/.cache}/axial/pictures");
 
   add("augment.pad_crop", FIELD(augment.pad_crop), "0", integer(0, 256), "pixels",
       "zero padding on each side before a random crop to the old size; 0: off", "crop random_crop padding");
@@ -130,6 +156,11 @@ std::vector<Key> make_schema() {
       "probability of erasing one random rectangle", "random_erasing reprob cutout");
   add("augment.erase_area", FIELD(augment.erase_area), "[0.02, 0.33]", list(above(0, 1), 2, 2), "of the image",
       "least and greatest area of the erased rectangle");
+  add("augment.scale", FIELD(augment.scale), "[]", list(above(0, 1), 0, 2), "of the picture",
+      "image_folder, image_list: least and greatest area of a random part that each training image is cut down to "
+      "(random resized crop; decodes it anew each time); empty: off", "rrc random_resized_crop");
+  add("augment.ratio", FIELD(augment.ratio), "[0.75, 1.3333333333333333]", list(above(0, 100), 2, 2), "",
+      "least and greatest proportions of that part, relative to the wanted ones");
 
   add("optim.name", FIELD(optim.name), "adamw", one_of({"sgd", "adamw", "muon"}), "",
       "optimiser; muon takes the matrices and AdamW the rest", "optimizer optimiser opt type");
@@ -159,6 +190,8 @@ std::vector<Key> make_schema() {
       "learning rate at the end", "min_lr lr_min eta_min");
   add("optim.clip_norm", FIELD(optim.clip_norm), "1", real(0, 1e9), "",
       "greatest norm of the whole gradient; 0: off", "clip_grad grad_clip max_grad_norm gradient_clip_val");
+  add("optim.layer_decay", FIELD(optim.layer_decay), "1", above(0, 1), "",
+      "learning rates fall by this factor from the head to the last block, from block to block, and to the stem", "llrd lr_decay_rate");
 
   add("train.epochs", FIELD(train.epochs), "10", integer(1, 1000000), "epochs",
       "passes over the training set", "epoch num_epochs max_epochs");
@@ -169,7 +202,7 @@ std::vector<Key> make_schema() {
   add("train.precision", FIELD(train.precision), "float32", one_of({"float32", "tf32", "bfloat16", "float16"}), "",
       "arithmetic; weights stay float32", "dtype amp amp_dtype");
   add("train.threads", FIELD(train.threads), "0", integer(0, 4096), "threads",
-      "CPU threads; 0: one for each core", "workers num_workers num_threads");
+      "CPU threads; 0: one for each core", "num_threads");
   add("train.accumulate", FIELD(train.accumulate), "1", integer(1, 65536), "batches",
       "batches whose gradients are added before a step",
       "accumulate_grad_batches grad_accum_steps gradient_accumulation_steps");
@@ -182,13 +215,24 @@ std::vector<Key> make_schema() {
   add("train.checkpoint_every", FIELD(train.checkpoint_every), "1", integer(1, 1000000), "epochs",
       "write a checkpoint after every so many epochs (and after the last)", "save_every save_interval");
   add("train.keep_last", FIELD(train.keep_last), "1", integer(0, 1000000), "checkpoints",
-      "checkpoints of single epochs that are kept beside last and best", "checkpoint_hist save_top_k");
+      "checkpoints of single epochs that are kept beside last and best", "checkpoint_hist");
   add("train.log_every", FIELD(train.log_every), "50", integer(1, 1000000000), "steps",
       "log after every so many steps", "log_interval print_freq print_every");
   add("train.on_nonfinite", FIELD(train.on_nonfinite), "stop", one_of({"stop", "skip"}), "",
       "what to do with a step whose loss or gradient is not finite");
   add("train.loss_scale", FIELD(train.loss_scale), "65536", real(1, 16777216), "",
       "precision float16: loss scale at the start", "grad_scale");
+  add("train.patience", FIELD(train.patience), "0", integer(0, 1000000), "evaluations",
+      "end the run after so many evaluations in a row that bring nothing better; 0: off", "early_stopping early_stop patience_epochs");
+  add("train.eval_metric", FIELD(train.eval_metric), "top1", one_of({"top1", "loss"}), "",
+      "what makes an epoch the best: the highest top1 or the lowest loss of the set that validates", "monitor best_metric");
+  add("train.keep_best", FIELD(train.keep_best), "0", integer(0, 1000000), "checkpoints",
+      "checkpoints of the best epochs that are kept beside those of keep_last", "save_top_k top_k");
+  add("train.init_from", FIELD(train.init_from), "\"\"", any(), "",
+      "checkpoint or run whose weights a new run starts from, by name; a head for other classes starts anew, position "
+      "tables and biases are interpolated to the image size", "pretrained finetune initial_checkpoint checkpoint");
+  add("train.freeze", FIELD(train.freeze), "\"\"", any(), "",
+      "parameters that are not trained: names or patterns (* and ?) with commas between, e.g. stem,blocks.0", "freeze_layers frozen");
   add("train.output", FIELD(train.output), "runs", {Rule{is_not_empty, "a folder"}}, "",
       "folder in which run directories are made", "output_dir out_dir log_dir save_dir");
   add("train.tensorboard", FIELD(train.tensorboard), "true", any(), "",
@@ -204,7 +248,9 @@ std::vector<Key> make_schema() {
 constexpr const char* kOnResume[] = {
     "train.epochs",    "train.device",         "train.threads", "train.eval_every",  "train.keep_last",
     "train.log_every", "train.on_nonfinite",   "train.output",  "train.tensorboard", "train.checkpoint_every",
-    "data.dir",        "data.eval_batch_size", "model.backend"};
+    "data.dir",        "data.eval_batch_size", "model.backend", "data.workers",      "data.prefetch",
+    "data.cache",      "data.cache_memory",    "data.cache_dir", "train.patience",   "train.keep_best",
+    "data.train_list", "data.test_list"};
 
 // Keys that count when a trained model is evaluated or asked; everything else is in the model.
 constexpr const char* kOnEval[] = {"train.device",           "train.threads",
@@ -214,7 +260,11 @@ constexpr const char* kOnEval[] = {"train.device",           "train.threads",
                                    "data.synthetic_test",    "data.synthetic_channels",
                                    "data.synthetic_height",  "data.synthetic_width",
                                    "data.synthetic_classes", "data.folder_channels",
-                                   "data.folder_height",     "data.folder_width"};
+                                   "data.folder_height",     "data.folder_width",
+                                   "data.train_list",        "data.test_list",
+                                   "data.list_outside",      "data.workers",
+                                   "data.prefetch",          "data.cache",
+                                   "data.cache_memory",      "data.cache_dir"};
 
 template <std::size_t n>
 bool is_one_of(const char* const (&names)[n], const std::string& path) {

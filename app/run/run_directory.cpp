@@ -172,7 +172,7 @@ void RunDirectory::write_config(const std::string& yaml) const {
   }
 }
 
-void RunDirectory::keep_last(std::int64_t count) const {
+void RunDirectory::keep_last(std::int64_t count, const std::vector<std::int64_t>& others) const {
   std::vector<std::pair<std::int64_t, fs::path>> epochs;
   for (const fs::path& file : files_in(path_ / "checkpoints")) {
     if (const std::int64_t number = epoch_number(file.filename().string()); number >= 0)
@@ -180,7 +180,9 @@ void RunDirectory::keep_last(std::int64_t count) const {
   }
   std::sort(epochs.begin(), epochs.end());
   const std::size_t keep = static_cast<std::size_t>(std::max<std::int64_t>(count, 0));
-  for (std::size_t i = 0; i + keep < epochs.size(); ++i) remove_file(epochs[i].second);
+  for (std::size_t i = 0; i + keep < epochs.size(); ++i) {
+    if (std::find(others.begin(), others.end(), epochs[i].first) == others.end()) remove_file(epochs[i].second);
+  }
 }
 
 fs::path new_run_path(const fs::path& root, const std::string& dataset) {

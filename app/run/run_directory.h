@@ -28,7 +28,8 @@ class RunDirectory {
   std::filesystem::path best() const { return path_ / "checkpoints" / "best.safetensors"; }
   std::filesystem::path epoch(std::int64_t number) const;  // checkpoints/epoch-0007.safetensors
   void write_config(const std::string& yaml) const;        // atomically
-  void keep_last(std::int64_t count) const;                // removes older epoch-*.safetensors
+  // removes epoch-*.safetensors but the last `count` and those of `others`
+  void keep_last(std::int64_t count, const std::vector<std::int64_t>& others = {}) const;
 
  private:
   std::filesystem::path path_;

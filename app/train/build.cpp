@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include <zlib.h>
@@ -9,6 +11,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randperm.h>
 
@@ -22,15 +25,30 @@
 
 namespace axial::app {
 
+namespace fs = std::filesystem;
+
 namespace {
+
+// ${XDG_CACHE_HOME:-~/.cache}/axial; XDG's rule: a relative value is ignored.
+fs::path user_cache() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache != nullptr && fs::path(cache).is_absolute()) return fs::path(cache) / "axial";
+  return (home != nullptr ? fs::path(home) / ".cache" : fs::temp_directory_path()) / "axial";
+}
 
 data::DatasetOptions dataset_options(const Config& config) {
   data::DatasetOptions options;
   options.name = config.data.dataset;
   options.dir = config.data.dir;
-  options.folder.channels = config.data.folder_channels;
-  options.folder.height = config.data.folder_height;
-  options.folder.width = config.data.folder_width;
+  ImageSpec wanted;
+  wanted.channels = config.data.folder_channels;
+  wanted.height = config.data.folder_height;
+  wanted.width = config.data.folder_width;
+  options.folder.picture = picture_options(config, wanted);
+  options.folder.test_fraction = config.data.test_fraction;
+  options.folder.train_list = config.data.train_list;
+  options.folder.test_list = config.data.test_list;
+  options.folder.list_outside = config.data.list_outside;
   options.synthetic.train_size = config.data.synthetic_train;
   options.synthetic.test_size = config.data.synthetic_test;
   options.synthetic.channels = config.data.synthetic_channels;
@@ -41,10 +59,27 @@ data::DatasetOptions dataset_options(const Config& config) {
 }
 
 data::Dataset part(const data::Dataset& set, std::int64_t begin, std::int64_t end) {
-  data::Dataset result = set;
-  result.images = set.images.slice(0, begin, end);
-  result.labels = set.labels.slice(0, begin, end);
-  return result;
+  return data::subset(set, at::arange(begin, end, at::kLong));
+}
+
+// Where the decoded images of all parts fit into data.cache_memory, they are decoded here and now; else each part may
+// keep its share of them. What is cut out at random is decoded anew each time, and needs no room.
+void keep_in_memory(const Config& config, DataSets& sets) {
+  if (config.data.cache != "memory") return;
+  std::vector<data::Dataset*> parts{&sets.test};
+  if (sets.held_out) parts.push_back(&sets.validation);
+  if (config.augment.scale.empty()) parts.push_back(&sets.train);
+  std::erase_if(parts, [](const data::Dataset* set) { return set->pictures == nullptr; });
+  double all = 0;
+  for (const data::Dataset* set : parts) all += static_cast<double>(set->bytes());
+  const double room = static_cast<double>(config.data.cache_memory) * (1 << 20);
+  for (data::Dataset* set : parts) {
+    if (all <= room) {
+      data::decode(*set, config.data.workers);
+    } else {
+      set->cache_bytes = static_cast<std::int64_t>(static_cast<double>(set->bytes()) * (room / all));
+    }
+  }
 }
 
 }  // namespace
@@ -120,9 +155,11 @@ at::ScalarType compute_type(const std::string& precision) {
   return at::kFloat;
 }
 
-data::Dataset load_test(const Config& config) {
+data::Dataset load_test(const Config& config, const std::vector<std::string>& classes) {
   check_folder(config);
-  return data::load(dataset_options(config), data::Split::kTest);
+  data::DatasetOptions options = dataset_options(config);
+  options.folder.classes = classes;
+  return data::load(options, data::Split::kTest);
 }
 
 DataSets load_data(const Config& config) {
@@ -131,7 +168,6 @@ DataSets load_data(const Config& config) {
   sets.train = data::load(dataset_options(config), data::Split::kTrain);
   sets.test = load_test(config);
   check_images(sets.test, image_spec(config, sets.train));
-  sets.validation = sets.test;
   if (config.data.validation_fraction > 0) {
     // The last part of a fixed permutation is held out, whatever the seed: runs stay comparable.
     const std::int64_t n = sets.train.size();
@@ -141,25 +177,24 @@ DataSets load_data(const Config& config) {
                         std::to_string(n) + " images leaves nothing to " + (held < 1 ? "validate" : "train") + " on");
     }
     const at::Tensor index = data::epoch_order(n, /*seed=*/0, /*epoch=*/0);
-    data::Dataset shuffled = sets.train;
-    shuffled.images = sets.train.images.index_select(0, index);
-    shuffled.labels = sets.train.labels.index_select(0, index);
-    sets.validation = part(shuffled, n - held, n);
-    sets.train = part(shuffled, 0, n - held);
+    sets.validation = data::subset(sets.train, index.slice(0, n - held, n));
+    sets.train = data::subset(sets.train, index.slice(0, 0, n - held));
     sets.held_out = true;
   }
   if (config.data.train_limit > 0 && config.data.train_limit < sets.train.size()) {
     sets.train = part(sets.train, 0, config.data.train_limit);
   }
   check_batches(config, sets.train);
+  keep_in_memory(config, sets);
+  if (!sets.held_out) sets.validation = sets.test;
   return sets;
 }
 
 ImageSpec image_spec(const Config& config, const data::Dataset& set) {
   ImageSpec spec;
-  spec.channels = set.images.size(1);
-  spec.height = set.images.size(2);
-  spec.width = set.images.size(3);
+  spec.channels = set.channels();
+  spec.height = set.height();
+  spec.width = set.width();
   spec.classes = set.classes;
   spec.mean = config.data.mean.empty() ? set.mean : config.data.mean;
   spec.std = config.data.std.empty() ? set.std : config.data.std;
@@ -219,7 +254,29 @@ data::BatchOptions batch_options(const Config& config, const ImageSpec& spec, bo
     o.augment.erase = config.augment.erase;
     o.augment.erase_min_area = config.augment.erase_area[0];
     o.augment.erase_max_area = config.augment.erase_area[1];
+    for (std::size_t i = 0; i < config.augment.scale.size(); ++i) o.augment.scale[i] = config.augment.scale[i];
+    for (std::size_t i = 0; i < 2; ++i) o.augment.ratio[i] = config.augment.ratio[i];
   }
+  o.loader.workers = config.data.workers;
+  o.loader.prefetch = config.data.prefetch;
+  o.loader.cache = config.data.cache == "memory" ? data::CacheKind::kMemory
+                   : config.data.cache == "disk" ? data::CacheKind::kDisk
+                                                 : data::CacheKind::kNone;
+  // What is cut out at random is kept by nobody.
+  if (o.augment.crops()) o.loader.cache = data::CacheKind::kNone;
+  o.loader.cache_dir = config.data.cache_dir.empty() ? user_cache() / "pictures" : fs::path(config.data.cache_dir);
+  return o;
+}
+
+data::PictureOptions picture_options(const Config& config, const ImageSpec& spec) {
+  data::PictureOptions o;
+  o.channels = spec.channels;
+  o.height = spec.height;
+  o.width = spec.width;
+  o.crop_pct = config.data.crop_pct;
+  o.crop_mode = config.data.crop_mode == "squash"   ? data::CropMode::kSquash
+                : config.data.crop_mode == "border" ? data::CropMode::kBorder
+                                                    : data::CropMode::kCenter;
   return o;
 }
 

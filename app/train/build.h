@@ -42,8 +42,9 @@ struct DataSets {
   bool held_out = false;
 };
 DataSets load_data(const Config& config);
-// The test set alone, as evaluation needs it.
-data::Dataset load_test(const Config& config);
+// The test set alone, as evaluation needs it. `classes`: a trained model's, which are then the set's; the training images
+// need not be there.
+data::Dataset load_test(const Config& config, const std::vector<std::string>& classes = {});
 
 // What a model must know of the images it was trained on; stored in its checkpoints.
 struct ImageSpec {
@@ -58,5 +59,7 @@ ImageSpec image_spec(const Config& config, const data::Dataset& set);
 
 AxialClassifierOptions classifier_options(const Config& config, const ImageSpec& spec);
 data::BatchOptions batch_options(const Config& config, const ImageSpec& spec, bool training);
+// How a picture file becomes an image of the model's.
+data::PictureOptions picture_options(const Config& config, const ImageSpec& spec);
 
 }  // namespace axial::app

@@ -30,7 +30,7 @@ std::string differing_class(const std::vector<std::string>& found, const std::ve
 
 void check_folder(const Config& config) {
   const std::string& dir = config.data.dir;
-  if (dir.empty() || config.data.dataset == "synthetic") return;
+  if (dir.empty() || config.data.dataset == "synthetic" || config.data.dataset == "image_list") return;
   std::error_code error;
   if (std::filesystem::is_directory(dir, error)) return;
   throw data::DataError("data.dir: " + dir + ": " +
@@ -45,7 +45,7 @@ void check_batches(const Config& config, const data::Dataset& train) {
                       std::to_string(train.size()) +
                       " training images; lower data.batch_size or set data.drop_last=false");
   }
-  const std::int64_t height = train.images.size(2), width = train.images.size(3);
+  const std::int64_t height = train.height(), width = train.width();
   if (config.augment.pad_crop > 0 && config.augment.pad_crop >= std::min(height, width)) {
     throw ConfigError("augment.pad_crop: " + std::to_string(config.augment.pad_crop) +
                       ", expected less than the shorter side of the images (" + size_text(height, width) + ")");
@@ -54,7 +54,7 @@ void check_batches(const Config& config, const data::Dataset& train) {
 
 void check_images(const data::Dataset& set, const ImageSpec& spec) {
   const std::string found =
-      shape_text(set.images.size(1), set.images.size(2), set.images.size(3), set.classes.size());
+      shape_text(set.channels(), set.height(), set.width(), set.classes.size());
   const std::string expected = shape_text(spec.channels, spec.height, spec.width, spec.classes.size());
   if (found != expected) throw data::DataError(set.name + ": " + found + ", but the model is trained on " + expected);
   if (const std::string other = differing_class(set.classes, spec.classes); !other.empty()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -27,16 +28,43 @@ bool is_muon_parameter(const std::string& name, const at::Tensor& parameter) {
   return parameter.dim() == 2 && ends_with(name, ".weight") && name.find("blocks.") != std::string::npos;
 }
 
-Optimizer::Optimizer(const OptimConfig& config, NamedTensors parameters)
+double layer_scale(const std::string& name, const std::vector<std::int64_t>& depth, double decay) {
+  const std::int64_t blocks = std::accumulate(depth.begin(), depth.end(), std::int64_t{0});
+  const auto number_after = [&](const char* prefix) -> std::int64_t {
+    const std::size_t from = std::string(prefix).size();
+    return name.compare(0, from, prefix) == 0 ? std::stoll(name.substr(from)) : -1;
+  };
+  std::int64_t layer = 0;  // the stem and the positions
+  if (const std::int64_t block = number_after("blocks."); block >= 0) {
+    layer = block + 1;
+  } else if (const std::int64_t merge = number_after("merges."); merge >= 0) {
+    layer = std::accumulate(depth.begin(), depth.begin() + merge + 1, std::int64_t{1});
+  } else if (name.compare(0, 5, "norm.") == 0) {
+    layer = blocks;
+  } else if (name.compare(0, 5, "head.") == 0) {
+    layer = blocks + 1;
+  }
+  return std::pow(decay, static_cast<double>(blocks + 1 - layer));
+}
+
+Optimizer::Moments& Optimizer::group_of(std::vector<Moments>& groups, double weight_decay, double lr_scale) {
+  for (Moments& group : groups) {
+    if (group.weight_decay == weight_decay && group.lr_scale == lr_scale) return group;
+  }
+  groups.emplace_back();
+  groups.back().weight_decay = weight_decay;
+  groups.back().lr_scale = lr_scale;
+  return groups.back();
+}
+
+Optimizer::Optimizer(const OptimConfig& config, NamedTensors parameters, const std::vector<std::int64_t>& depth)
     : config_(config), parameters_(std::move(parameters)) {
-  plain_.resize(2);
-  plain_[0].weight_decay = config.weight_decay;
-  plain_[1].weight_decay = 0;
-  muon_.weight_decay = config.muon_weight_decay;
   const bool adam = config.name != "sgd";
   for (const auto& [name, parameter] : parameters_) {
     const bool muon = config.name == "muon" && is_muon_parameter(name, parameter);
-    Moments& group = muon ? muon_ : plain_[is_decayed_parameter(name, parameter) ? 0 : 1];
+    const double decay = is_decayed_parameter(name, parameter) ? config.weight_decay : 0;
+    const double scale = config.layer_decay == 1 ? 1 : layer_scale(name, depth, config.layer_decay);
+    Moments& group = muon ? group_of(muon_, config.muon_weight_decay, scale) : group_of(plain_, decay, scale);
     group.parameters.push_back(parameter);
     group.names.push_back(name);
     group.first.push_back(at::zeros_like(parameter, at::MemoryFormat::Contiguous));
@@ -69,12 +97,12 @@ void Optimizer::step(double factor) {
   at::NoGradGuard no_grad;
   for (Moments& group : plain_) {
     if (config_.name == "sgd") {
-      step_sgd(group, config_.lr * factor);
+      step_sgd(group, config_.lr * group.lr_scale * factor);
     } else {
-      step_adamw(group, config_.lr * factor);
+      step_adamw(group, config_.lr * group.lr_scale * factor);
     }
   }
-  step_muon(muon_, config_.muon_lr * factor);
+  for (Moments& group : muon_) step_muon(group, config_.muon_lr * group.lr_scale * factor);
 }
 
 void Optimizer::step_sgd(Moments& group, double lr) {
@@ -167,7 +195,7 @@ NamedTensors Optimizer::state() const {
     }
   };
   for (const Moments& group : plain_) add(config_.name == "sgd" ? "sgd" : "adamw", group);
-  add("muon", muon_);
+  for (const Moments& group : muon_) add("muon", group);
   return result;
 }
 

@@ -22,9 +22,15 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 bool is_muon_parameter(const std::string& name, const at::Tensor& parameter);
 bool is_decayed_parameter(const std::string& name, const at::Tensor& parameter);
 
+// What layer_decay multiplies a parameter's learning rate with, as timm counts layers: the head 1, the last block (and the
+// norm after it) `decay`, each block before it `decay` times its successor, merges with the block after them, and the stem
+// and the positions once more. `depth`: blocks of each stage.
+double layer_scale(const std::string& name, const std::vector<std::int64_t>& depth, double decay);
+
 class Optimizer {
  public:
-  Optimizer(const OptimConfig& config, NamedTensors parameters);
+  // `depth`: of the model's stages, which layer_decay counts.
+  Optimizer(const OptimConfig& config, NamedTensors parameters, const std::vector<std::int64_t>& depth = {});
 
   // One update from the parameters' gradients (an undefined gradient leaves its parameter alone), with
   // every learning rate times `factor`.
@@ -43,16 +49,18 @@ class Optimizer {
     std::vector<at::Tensor> parameters;
     std::vector<std::string> names;
     std::vector<at::Tensor> first, second, steps;  // SGD: first alone; Muon: first alone
-    double weight_decay = 0;
+    double weight_decay = 0, lr_scale = 1;
   };
+  static Moments& group_of(std::vector<Moments>& groups, double weight_decay, double lr_scale);
   void step_sgd(Moments& group, double lr);
   void step_adamw(Moments& group, double lr);
   void step_muon(Moments& group, double lr);
 
   OptimConfig config_;
   NamedTensors parameters_;
-  std::vector<Moments> plain_;  // SGD or AdamW: with and without weight decay
-  Moments muon_;
+  // One for each weight decay and learning rate.
+  std::vector<Moments> plain_;  // SGD or AdamW
+  std::vector<Moments> muon_;
 };
 
 // Newton-Schulz iteration towards the nearest semi-orthogonal matrix, batched: [n, r, c] -> [n, r, c]

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <cstdio>
 
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include "app/run/log.h"
 
 namespace axial::app {
@@ -39,6 +41,12 @@ std::string duration(double seconds) {
   if (s < 60) return format("%lld s", s);
   if (s < 3600) return format("%lld:%02lld", s / 60, s % 60);
   return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+}
+
+std::int64_t device_memory(at::Device device) {
+  if (!device.is_cuda()) return 0;
+  const auto stats = at::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  return stats.reserved_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
 }
 
 void log_notes(const data::Dataset& set) {
@@ -84,9 +92,12 @@ void log_run_header(const RunHeader& h) {
 }
 
 std::string progress_line(const ProgressLine& p) {
-  return format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  lr %.2e  %.0f images/s  ETA %s",
-                static_cast<long long>(p.epoch + 1), static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
-                static_cast<long long>(p.batches), p.loss, 100 * p.top1, p.lr, p.rate, duration(p.seconds_left).c_str());
+  const std::string line =
+      format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  lr %.2e  %.0f images/s  ETA %s",
+             static_cast<long long>(p.epoch + 1), static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
+             static_cast<long long>(p.batches), p.loss, 100 * p.top1, p.lr, p.rate, duration(p.seconds_left).c_str());
+  if (p.memory == 0) return line;
+  return line + format("  GPU %.1f GiB", static_cast<double>(p.memory) / (1 << 30));
 }
 
 std::vector<std::string> EpochReport::csv_columns() {
@@ -101,7 +112,8 @@ std::vector<std::string> EpochReport::csv_row() const {
 
 std::vector<std::pair<std::string, double>> EpochReport::scalars() const {
   std::vector<std::pair<std::string, double>> values = {
-      {"epoch/train_loss", train_loss}, {"epoch/train_top1", train_top1}, {"epoch/images_per_second", images_per_second}};
+      {"epoch/train_loss", train_loss}, {"epoch/train_top1", train_top1}, {"epoch/lr", lr},
+      {"epoch/images_per_second", images_per_second}};
   if (!std::isnan(val_top1)) {
     values.emplace_back("epoch/val_loss", val_loss);
     values.emplace_back("epoch/val_top1", val_top1);

@@ -34,8 +34,12 @@ std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t 
 struct ProgressLine {
   std::int64_t epoch, epochs, batch, batches;
   double loss, top1, lr, rate, seconds_left;
+  std::int64_t memory;  // bytes that libtorch holds on the device; 0: not known
 };
 std::string progress_line(const ProgressLine& p);
+
+// Bytes that libtorch has taken on a GPU; 0 on the CPU.
+std::int64_t device_memory(at::Device device);
 
 // A duration for people: 42 s, 3:07, 1:02:03.
 std::string duration(double seconds);

@@ -1,6 +1,7 @@
 #include "app/train/state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/train/freeze.h"
 #include "app/version.h"
 #include "model/classifier.h"
 
@@ -26,9 +28,11 @@ NamedTensors named_tensors(const torch::nn::Module& module) {
 
 namespace {
 
-NamedTensors parameters_of(const torch::nn::Module& module) {
+NamedTensors trained_parameters(const torch::nn::Module& module) {
   NamedTensors result;
-  for (const auto& item : module.named_parameters(true)) result.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_parameters(true)) {
+    if (item.value().requires_grad()) result.emplace_back(item.key(), item.value());
+  }
   return result;
 }
 
@@ -37,10 +41,31 @@ std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const Imag
   torch::manual_seed(config.train.seed);
   auto model = std::make_shared<AxialClassifierImpl>(classifier_options(config, spec));
   model->to(device);
+  freeze(*model, config.train.freeze);
   return model;
 }
 
 }  // namespace
+
+bool note_evaluation(Progress& p, const TrainConfig& config, std::int64_t epoch, double top1, double loss) {
+  const double value = config.eval_metric == "loss" ? -loss : top1;  // the higher the better
+  const bool improved =
+      std::isfinite(loss) && (config.eval_metric == "loss" ? loss < p.best_loss : top1 > p.best_top1);  // false for NaN
+  p.stale = improved ? 0 : p.stale + 1;
+  if (improved) {
+    p.best_top1 = top1;
+    p.best_loss = loss;
+    p.best_epoch = epoch;
+  }
+  if (std::isfinite(loss) && std::isfinite(value)) p.top.emplace_back(epoch, value);
+  std::stable_sort(p.top.begin(), p.top.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  if (p.top.size() > static_cast<std::size_t>(config.keep_best)) p.top.resize(static_cast<std::size_t>(config.keep_best));
+  return improved;
+}
+
+bool out_of_patience(const Progress& p, const TrainConfig& config) {
+  return config.patience > 0 && p.stale >= config.patience;
+}
 
 Ema::Ema(double decay, const NamedTensors& model) : decay_(decay) {
   for (const auto& [name, tensor] : model) tensors_.emplace_back(name, tensor.detach().clone());
@@ -78,7 +103,7 @@ SwapGuard::~SwapGuard() {
 TrainingState::TrainingState(const Config& config, const ImageSpec& spec, at::Device device)
     : model(make_model(config, spec, device)),
       tensors(named_tensors(*model)),
-      optimizer(config.optim, parameters_of(*model)),
+      optimizer(config.optim, trained_parameters(*model), config.model.depth),
       rng(at::tensor({static_cast<std::int64_t>(config.train.seed), std::int64_t{0}}, at::kLong).to(device)),
       sums(at::zeros({3}, at::TensorOptions(device).dtype(at::kDouble))) {
   if (config.train.ema_decay > 0) ema = std::make_unique<Ema>(config.train.ema_decay, tensors);
@@ -95,7 +120,10 @@ json progress_json(const Progress& p) {
           {"good_in_row", p.good_in_row},
           {"loss_scale", p.loss_scale},
           {"best_top1", p.best_top1},
+          {"best_loss", std::isfinite(p.best_loss) ? json(p.best_loss) : json()},
           {"best_epoch", p.best_epoch},
+          {"stale", p.stale},
+          {"top", p.top},
           {"train_seconds", p.train_seconds},
           {"images", p.images},
           {"last_top1", p.last_top1},
@@ -112,6 +140,10 @@ Progress progress_of(const json& j) {
   j.at("loss_scale").get_to(p.loss_scale);
   j.at("best_top1").get_to(p.best_top1);
   j.at("best_epoch").get_to(p.best_epoch);
+  // Not in the checkpoints of axial's first days.
+  if (j.contains("best_loss") && j.at("best_loss").is_number()) j.at("best_loss").get_to(p.best_loss);
+  p.stale = j.value("stale", std::int64_t{0});
+  p.top = j.value("top", decltype(p.top){});
   j.at("train_seconds").get_to(p.train_seconds);
   j.at("images").get_to(p.images);
   j.at("last_top1").get_to(p.last_top1);

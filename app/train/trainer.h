@@ -24,6 +24,7 @@ struct TrainRequest {
   std::filesystem::path checkpoint;  // to resume from; empty: a new run
   RunDirectory::Mode mode = RunDirectory::Mode::kNew;
   double stop_after = 0;             // epochs in all (fractions stop in mid-epoch); 0: to the end
+  double time_limit = 0;             // minutes, from the start; 0: none. Then it stops as after stop_after
   std::int64_t threads = 0;          // where train.threads leaves them open: what the checkpoint was trained with
   std::vector<std::string> notes;    // for the log, once there is one
 };
@@ -36,7 +37,7 @@ struct TrainResult {
   std::int64_t best_epoch = 0;  // from 1
   std::int64_t epochs = 0;      // complete ones, in all
   double images_per_second = 0, train_seconds = 0;
-  bool finished = false;        // all of train.epochs are done
+  bool finished = false;        // all of train.epochs are done, or train.patience is at its end
   bool nothing_to_do = false;   // the run had been finished before
   int signal = 0;               // SIGINT or SIGTERM, when that ended it; a checkpoint is written
 };

@@ -27,9 +27,9 @@ TEST(ConfigDatasets, DefaultsAgree) {
   EXPECT_EQ(config.synthetic_height, options.synthetic.height);
   EXPECT_EQ(config.synthetic_width, options.synthetic.width);
   EXPECT_EQ(config.synthetic_classes, options.synthetic.classes);
-  EXPECT_EQ(config.folder_channels, options.folder.channels);
-  EXPECT_EQ(config.folder_height, options.folder.height);
-  EXPECT_EQ(config.folder_width, options.folder.width);
+  EXPECT_EQ(config.folder_channels, options.folder.picture.channels);
+  EXPECT_EQ(config.folder_height, options.folder.picture.height);
+  EXPECT_EQ(config.folder_width, options.folder.picture.width);
 }
 
 }  // namespace

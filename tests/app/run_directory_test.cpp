@@ -83,6 +83,10 @@ TEST(RunDirectory, TheLastFewEpochsStay) {
   for (const std::int64_t number : {1, 2, 9, 10, 9999, 10000}) put(run.epoch(number), "");
   put(run.last(), "");
   put(run.path() / "checkpoints" / "epoch-x.safetensors", "");
+  run.keep_last(3, {2});
+  EXPECT_EQ(names_in(scratch / "checkpoints"),
+            (Names{"epoch-0002.safetensors", "epoch-0010.safetensors", "epoch-10000.safetensors",
+                   "epoch-9999.safetensors", "epoch-x.safetensors", "last.safetensors"}));
   run.keep_last(3);
   EXPECT_EQ(names_in(scratch / "checkpoints"),
             (Names{"epoch-0010.safetensors", "epoch-10000.safetensors", "epoch-9999.safetensors",

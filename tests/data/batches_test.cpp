@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "image_files.h"
 #include "support.h"
 
 namespace axial::data::test {
@@ -188,6 +189,102 @@ TEST(Batches, BadOptionsAreNamed) {
   Batches batches(set, sized(4, true, true), at::kCPU, at::kFloat);
   expect_parts(error_of([&] { batches.get(0, 2); }), {"batch 2", "0 to 1"});
   expect_parts(error_of([&] { batches.get(0, -1); }), {"batch -1", "0 to 1"});
+}
+
+// Files whose pictures differ in every pixel; label = sample % 3.
+Dataset in_files(const TempDir& dir, std::int64_t n) {
+  Dataset set;
+  set.name = "files";
+  const auto pictures = std::make_shared<Pictures>();
+  pictures->options = {.channels = 3, .height = 7, .width = 11};
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto path = dir / (std::to_string(i) + ".png");
+    write_png(path, {.width = 24, .height = 18, .type = PNG_COLOR_TYPE_RGB},
+              counting(3 * 24 * 18, static_cast<std::size_t>(100 + i)));
+    pictures->files.push_back(path.string());
+  }
+  set.pictures = pictures;
+  set.labels = at::arange(n, at::kLong).remainder(3);
+  set.classes.resize(3);
+  set.mean = {0.5, 0.4, 0.3};
+  set.std = {0.2, 0.3, 0.4};
+  return set;
+}
+
+void expect_same(const Batch& a, const Batch& b) {
+  EXPECT_TRUE(at::equal(a.images, b.images));
+  EXPECT_TRUE(at::equal(a.labels, b.labels));
+  EXPECT_TRUE(at::equal(a.index, b.index));
+}
+
+TEST(Batches, FromFilesAreThoseFromMemory) {
+  TempDir dir;
+  const Dataset files = in_files(dir, 21);
+  Dataset memory = files;
+  decode(memory, 2);
+  EXPECT_FALSE(memory.pictures);
+  EXPECT_TRUE(at::equal(image_of(files, 5), image_of(memory, 5)));
+  BatchOptions options = sized(4, true, false, 3);
+  options.augment = {.pad_crop = 2, .flip = true, .erase = 0.5};
+  Batches whole(memory, options, at::kCPU, at::kFloat);
+  for (const std::int64_t workers : {1, 4}) {
+    for (const std::int64_t prefetch : {1, 9}) {
+      options.loader = {.workers = workers, .prefetch = prefetch, .cache = CacheKind::kNone};
+      Batches streamed(files, options, at::kCPU, at::kFloat);
+      for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+        for (std::int64_t i = 0; i < whole.per_epoch(); ++i) expect_same(streamed.get(epoch, i), whole.get(epoch, i));
+      }
+      // Out of order: what was decoded ahead is not what comes.
+      for (const std::int64_t i : {4, 1, 2, 0, 5}) expect_same(streamed.get(1, i), whole.get(1, i));
+    }
+  }
+  const at::Tensor index = at::tensor({20, 3, 3}, at::kLong);
+  EXPECT_TRUE(at::equal(image_of(subset(files, index), 0), image_of(subset(memory, index), 0)));
+  EXPECT_TRUE(at::equal(subset(files, index).labels, subset(memory, index).labels));
+}
+
+TEST(Batches, RandomPartsResumeInMidEpochWithOtherWorkers) {
+  TempDir dir;
+  Dataset files = in_files(dir, 17);
+  files.cache_bytes = 1 << 20;
+  BatchOptions options = sized(4, true, true, 3);
+  options.augment = {.pad_crop = 1, .flip = true};
+  options.augment.scale[0] = 0.2;
+  options.augment.scale[1] = 1;
+  options.loader.workers = 1;
+  Batches whole(files, options, at::kCPU, at::kFloat);
+  std::vector<Batch> batches;
+  for (std::int64_t i = 0; i < 8; ++i) batches.push_back(whole.get(i / 4, i % 4));
+  options.loader = {.workers = 3, .prefetch = 5, .cache = CacheKind::kMemory};
+  Batches resumed(files, options, at::kCPU, at::kFloat);
+  for (std::int64_t i = 6; i < 8; ++i) expect_same(resumed.get(i / 4, i % 4), batches[static_cast<std::size_t>(i)]);
+  // Another epoch cuts other parts: no image comes again.
+  const Batch a = whole.get(0, 0);
+  for (std::int64_t i = 0; i < 4; ++i) {
+    const Batch b = whole.get(1, i);
+    for (std::int64_t j = 0; j < 4; ++j) {
+      const at::Tensor same = (b.index == a.index[0]).nonzero();
+      if (same.numel() == 0) continue;
+      EXPECT_FALSE(at::equal(b.images[same[0].item<std::int64_t>()], a.images[0]));
+    }
+  }
+  decode(files, 1);
+  expect_parts(error_of([&] { Batches(files, options, at::kCPU, at::kFloat); }), {"random part"});
+}
+
+TEST(Batches, Case27ABadFileIsNamedWhenItsBatchComes) {
+  TempDir dir;
+  const Dataset files = in_files(dir, 12);
+  write(dir / "9.png", cut(read_back(dir / "9.png"), 0.5));
+  BatchOptions options = sized(4, false, false);
+  options.loader = {.workers = 3, .prefetch = 4};
+  Batches batches(files, options, at::kCPU, at::kFloat);
+  batches.get(0, 0);
+  batches.get(0, 1);
+  expect_parts(error_of([&] { batches.get(0, 2); }), {(dir / "9.png").string() + ": damaged PNG"});
+  batches.get(0, 1);  // the others are still to be had
+  Dataset all = files;
+  expect_parts(error_of([&] { decode(all, 2); }), {(dir / "9.png").string()});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include "data/dataset.h"
 #include "support.h"
 
 namespace axial::data::test {

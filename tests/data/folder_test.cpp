@@ -1,9 +1,11 @@
 // Image folders: what counts as a class and as an image, and errors from any thread.
+#include <algorithm>
 #include <functional>
 
 #include <ATen/ATen.h>
 
-#include "data/image.h"
+#include "data/dataset.h"
+#include "data/listing.h"
 #include "image_files.h"
 #include "support.h"
 
@@ -37,8 +39,10 @@ class Folder : public ::testing::Test {
   }
   Dataset load_split(Split split = Split::kTrain) {
     DatasetOptions options{.name = "image_folder", .dir = dir_.path()};
-    options.folder = {.channels = 3, .height = 4, .width = 6};
-    return load(options, split);
+    options.folder.picture = {.channels = 3, .height = 4, .width = 6};
+    Dataset set = load(options, split);
+    decode(set, 3);
+    return set;
   }
   TempDir dir_;
 };
@@ -109,15 +113,57 @@ TEST_F(Folder, WhatIsNotUsedIsCounted) {
   EXPECT_TRUE(load_split(Split::kTest).notes.empty());
 }
 
+TEST_F(Folder, ClassesStandInNaturalOrder) {
+  for (const char* name : {"img10", "img2", "img02", "Img3", "img"}) write_flat(dir_ / "train" / name / "1.png", 1);
+  EXPECT_EQ(load_split().classes,
+            (std::vector<std::string>{"Img3", "cat", "dog", "img", "img02", "img2", "img10"}));
+}
+
+TEST_F(Folder, ATrainedModelBringsItsClasses) {
+  fs::remove_all(dir_ / "train");
+  DatasetOptions options{.name = "image_folder", .dir = dir_.path()};
+  options.folder.classes = {"dog", "cat"};
+  EXPECT_EQ(load(options, Split::kTest).classes, options.folder.classes);
+  EXPECT_TRUE(at::equal(load(options, Split::kTest).labels, at::tensor({0}, at::kLong)));
+  options.folder.classes = {"cat"};
+  expect_parts(error_of([&] { load(options, Split::kTest); }), {"a class 'dog' that the model lacks"});
+}
+
+TEST_F(Folder, OneFolderIsDividedByNames) {
+  TempDir dir;
+  for (int i = 0; i < 20; ++i) write_flat(dir / ("a/" + std::to_string(i) + ".png"), 1);
+  for (int i = 0; i < 3; ++i) write_flat(dir / ("b/" + std::to_string(i) + ".png"), 2);
+  write_flat(dir / "c/0.png", 3);
+  DatasetOptions options{.name = "image_folder", .dir = dir.path()};
+  options.folder.test_fraction = 0.25;
+  const Dataset train = load(options, Split::kTrain), test = load(options, Split::kTest);
+  EXPECT_EQ(test.labels.eq(0).sum().item<int>(), 5);
+  EXPECT_EQ(test.labels.eq(1).sum().item<int>(), 1);
+  EXPECT_EQ(test.labels.eq(2).sum().item<int>(), 0) << "the only one of its class is for training";
+  EXPECT_EQ(train.size() + test.size(), 24);
+  EXPECT_EQ(test.classes, train.classes);
+  std::vector<std::string> all = train.pictures->files;
+  for (const std::string& file : test.pictures->files) EXPECT_EQ(std::count(all.begin(), all.end(), file), 0) << file;
+  // What is added changes little: of the old test images of a, four or more stay.
+  write_flat(dir / "a/new.png", 1);
+  const Dataset grown = load(options, Split::kTest);
+  int stayed = 0;
+  for (const std::string& file : test.pictures->files)
+    stayed += static_cast<int>(std::count(grown.pictures->files.begin(), grown.pictures->files.end(), file));
+  EXPECT_GE(stayed, 5);
+  options.folder.test_fraction = 0;
+  expect_parts(error_of([&] { load(options, Split::kTest); }), {dir.path().string(), "data.test_fraction"});
+}
+
 TEST_F(Folder, WhatIsMissingIsNamed) {
   write_flat(dir_ / "test/eel/1.png", 1);
-  expect_parts(error_of([&] { load_split(Split::kTest); }), {(dir_ / "test/eel").string(), "is a class that"});
+  expect_parts(error_of([&] { load_split(Split::kTest); }), {(dir_ / "test/eel/1.png").string(), "a class 'eel' that", "lacks"});
   fs::create_directory(dir_ / "train/fox");
   expect_parts(error_of([&] { load_split(); }), {(dir_ / "train/fox").string(), "no .png"});
   fs::remove_all(dir_ / "test");
   expect_parts(error_of([&] { load_split(Split::kTest); }), {dir_.path().string(), "'test' nor 'val'"});
   fs::rename(dir_ / "train", dir_ / "training");
-  expect_parts(error_of([&] { load_split(); }), {dir_.path().string(), "'train'"});
+  expect_parts(error_of([&] { load_split(); }), {dir_.path().string(), "'train'", "one class alone, 'training'"});
   expect_parts(error_of([&] { load({.name = "image_folder", .dir = {}}, Split::kTrain); }), {"no folder given"});
   expect_parts(error_of([&] { load({.name = "image_folder", .dir = dir_ / "gone"}, Split::kTrain); }),
                {"gone", "no such folder"});

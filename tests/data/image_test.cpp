@@ -1,4 +1,4 @@
-// Decoding what libpng and libjpeg wrote, resizing, and what is no image.
+// Decoding what libpng and libjpeg wrote, and what is no image.
 #include "data/image.h"
 
 #include <ATen/ATen.h>
@@ -233,30 +233,6 @@ TEST(Images, ContentDecidesNotTheName) {
   TempDir dir;
   write_png(dir / "a.jpg", {.width = 1, .height = 1, .type = PNG_COLOR_TYPE_GRAY}, {77});
   EXPECT_EQ(read_image(dir / "a.jpg", 1).item<std::uint8_t>(), 77);
-}
-
-TEST(Resize, AveragesWhenShrinkingAndKeepsWhatIsConstant) {
-  const at::Tensor flat = at::full({3, 17, 23}, 131, at::kByte);
-  EXPECT_TRUE(resize(flat, 5, 40).eq(131).all().item<bool>());
-  // Stripes one pixel wide become gray: without antialiasing they would stay black or white.
-  const at::Tensor stripes = at::arange(64, at::kByte).remainder(2).mul(255).expand({1, 64, 64}).contiguous();
-  const at::Tensor small = resize(stripes, 8, 8).narrow(2, 1, 6);
-  EXPECT_GT(small.min().item<int>(), 120);
-  EXPECT_LT(small.max().item<int>(), 136);
-  EXPECT_TRUE(at::equal(resize(stripes, 64, 64), stripes));
-  // Twice the size of a step: the published weights 1/4 and 3/4.
-  const at::Tensor step = image_of({0, 100}, {1, 1, 2});
-  EXPECT_TRUE(at::equal(resize(step, 1, 4), image_of({0, 25, 75, 100}, {1, 1, 4})));
-  expect_parts(error_of([&] { resize(step, 0, 4); }), {"0 x 4"});
-}
-
-TEST(Resize, FitKeepsProportionsAroundTheCentre) {
-  // 4 x 8 with a column for each value; the middle 4 x 4 remains.
-  const at::Tensor wide = at::arange(8, at::kByte).mul(10).expand({1, 4, 8}).contiguous();
-  EXPECT_TRUE(at::equal(fit(wide, 4, 4), wide.narrow(2, 2, 4)));
-  EXPECT_EQ(fit(wide, 3, 5).sizes(), at::IntArrayRef({1, 3, 5}));
-  EXPECT_EQ(fit(at::zeros({3, 1, 60000}, at::kByte), 32, 32).sizes(), at::IntArrayRef({3, 32, 32}));
-  EXPECT_EQ(fit(at::zeros({3, 1, 1}, at::kByte), 64, 16).sizes(), at::IntArrayRef({3, 64, 16}));
 }
 
 }  // namespace

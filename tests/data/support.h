@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
-#include "data/dataset.h"
+#include "data/error.h"
 
 namespace axial::data::test {
 

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "data/dataset.h"
 #include "support.h"
 
 namespace axial::data::test {

@@ -1,0 +1,107 @@
+#include "app/train/initial.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+namespace axial::app {
+
+namespace {
+
+constexpr std::size_t kMostNames = 6;
+
+bool ends_with(const std::string& text, const std::string& tail) {
+  return text.size() >= tail.size() && text.compare(text.size() - tail.size(), tail.size(), tail) == 0;
+}
+
+std::string shape_text(const at::Tensor& t) {
+  std::string text;
+  for (const std::int64_t size : t.sizes()) text += (text.empty() ? "[" : ", ") + std::to_string(size);
+  return text.empty() ? "[]" : text + "]";
+}
+
+// "5 start anew (a, b, c, ...)"
+std::string counted(const std::vector<std::string>& names, const std::string& what) {
+  std::string text = std::to_string(names.size()) + " " + what + " (";
+  for (std::size_t i = 0; i < std::min(names.size(), kMostNames); ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > kMostNames ? ", ...)" : ")");
+}
+
+// `table` with another number of entries along `dim`; undefined where that is not what differs.
+at::Tensor stretched(const at::Tensor& table, const at::Tensor& like, std::int64_t dim, bool ends_on_ends) {
+  if (table.dim() != like.dim()) return {};
+  for (std::int64_t d = 0; d < table.dim(); ++d) {
+    if (d != dim && table.size(d) != like.size(d)) return {};
+  }
+  const std::int64_t length = like.size(dim);
+  const at::Tensor lines = table.to(at::kFloat).movedim(dim, -1).reshape({1, -1, table.size(dim)});
+  // One relative position alone is that of no offset: the middle one.
+  const at::Tensor made = ends_on_ends && length == 1 ? lines.narrow(2, table.size(dim) / 2, 1)
+                                                      : at::upsample_linear1d(lines, {length}, ends_on_ends);
+  return made.reshape(like.movedim(dim, -1).sizes()).movedim(-1, dim).contiguous();
+}
+
+at::Tensor interpolated(const std::string& name, const at::Tensor& table, const at::Tensor& like) {
+  if (name == "row_pos") return stretched(table, like, 0, false);
+  if (name == "col_pos") return stretched(table, like, 1, false);
+  if (ends_with(name, ".row_bias") || ends_with(name, ".col_bias")) return stretched(table, like, 1, true);
+  return {};
+}
+
+}  // namespace
+
+std::string load_initial(const std::filesystem::path& from, const ImageSpec& spec, const NamedTensors& model) {
+  const std::filesystem::path path = resolve_checkpoint(from);
+  const SafetensorsFile file = read_safetensors(path);
+  const CheckpointInfo info = checkpoint_info(file, path);
+  const std::string prefix = info.has_ema ? "ema." : "model.";
+  const bool same_classes = info.spec.classes == spec.classes;
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<std::string> tables, absent, unused;
+  bool new_head = false;
+  for (const auto& [name, tensor] : model) {
+    const auto found = file.tensors.find(prefix + name);
+    if (name.compare(0, 5, "head.") == 0 && !same_classes) {
+      new_head = true;
+      continue;
+    }
+    if (found == file.tensors.end()) {
+      absent.push_back(name);
+      continue;
+    }
+    at::Tensor value = found->second;
+    if (value.sizes() != tensor.sizes()) {
+      value = interpolated(name, value, tensor);
+      if (!value.defined()) {
+        throw CheckpointError(path.string() + ": train.init_from: " + name + " is " + shape_text(found->second) +
+                              " there and " + shape_text(tensor) + " here; model.* must be as in that run, except for "
+                              "the depth");
+      }
+      tables.push_back(name);
+    }
+    copies.emplace_back(tensor, value);
+  }
+  for (const auto& entry : file.tensors) {
+    if (entry.first.compare(0, prefix.size(), prefix) != 0) continue;
+    const std::string name = entry.first.substr(prefix.size());
+    if (std::none_of(model.begin(), model.end(), [&](const auto& own) { return own.first == name; })) unused.push_back(name);
+  }
+  if (copies.empty()) throw CheckpointError(path.string() + ": train.init_from: holds no weights of this model's names");
+
+  at::NoGradGuard no_grad;
+  for (auto& [to, value] : copies) to.copy_(value);
+  std::string line = "initial weights from " + path.string() + ": " + std::to_string(copies.size()) + " tensors loaded";
+  if (info.has_ema) line += " (averages)";
+  if (!tables.empty()) line += ", of them " + counted(tables, "interpolated");
+  if (new_head) {
+    line += "; the head starts anew (" + std::to_string(spec.classes.size()) + " classes, there " +
+            std::to_string(info.spec.classes.size()) + (spec.classes.size() == info.spec.classes.size() ? " others)" : ")");
+  }
+  if (!absent.empty()) line += "; " + counted(absent, "not there, start anew");
+  if (!unused.empty()) line += "; " + counted(unused, "there alone, skipped");
+  return line;
+}
+
+}  // namespace axial::app

@@ -1,0 +1,23 @@
+// The weights of a resized line, and the fast way along both axes. Inside data/ only.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/resize.h"
+
+namespace axial::data {
+
+inline constexpr int kWeightBits = 22;  // of a weight: 255 times a sum of weights of 1 stays below 2^31
+
+// What the pixels of one output line are made of: output i is the sum of weights[i * most + k] times input first[i] + k,
+// k < count[i].
+struct Filter {
+  std::vector<std::int32_t> first, count, weights;
+  std::int32_t most = 0;
+};
+
+// RGB with AVX2; false where the processor lacks it, and nothing is done. To the same bytes as without.
+bool resize_rgb_avx2(const Pixels& in, const Filter& along_x, const Filter& along_y, const Planes& out);
+
+}  // namespace axial::data
