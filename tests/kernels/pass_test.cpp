@@ -56,6 +56,19 @@ TEST_F(Pass, ManyTiles) {
   }
 }
 
+// Scratch of the backward in three kernels holds 32 tiles a block: these are more, on cards of up to 136 multiprocessors.
+TEST_F(Pass, MoreTilesThanScratchHolds) {
+  PassCase base;
+  base.outer[0] = 11;
+  base.outer[1] = 4;
+  base.length = 128;  // a line is a tile
+  base.dim = 128;
+  base.heads = 8;
+  PassCase c = base;
+  c.outer[0] *= 50;
+  EXPECT_EQ(check_repeated_pass(c, base), "");
+}
+
 // Grid y and z end at 65 535.
 TEST_F(Pass, Case01_LineCounts) {
   for (const std::int64_t lines : {65535, 65536, 3 * 65536}) {
