@@ -128,7 +128,12 @@ at::Tensor Batches::samples_of(std::int64_t epoch, std::int64_t index) {
 Batches::Coming Batches::start(std::int64_t epoch, std::int64_t index) {
   Coming coming{epoch, index, samples_of(epoch, index), {}, 0};
   const std::int64_t n = coming.samples.size(0), *samples = coming.samples.const_data_ptr<std::int64_t>();
-  coming.images = at::empty({n, channels_, height_, width_}, at::TensorOptions(at::kByte).pinned_memory(device_.is_cuda()));
+  if (!spare_.empty() && spare_.back().size(0) == n) {
+    coming.images = spare_.back();
+    spare_.pop_back();
+  } else {
+    coming.images = at::empty({n, channels_, height_, width_}, at::TensorOptions(at::kByte).pinned_memory(device_.is_cuda()));
+  }
   Loader::Job job;
   job.samples.assign(samples, samples + n);
   if (options_.augment.crops()) {
@@ -188,6 +193,7 @@ Batch Batches::get(std::int64_t epoch, std::int64_t index) {
   if (device_.is_cpu()) {
     batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
     batch.labels = labels_.index_select(0, batch.index);
+    if (loader_ && n == options_.batch_size) spare_.push_back(images);
     return batch;
   }
   // Positions, samples and maps travel in one copy, from pinned memory so that the host does not wait for the device.

@@ -74,6 +74,7 @@ class Batches {
   at::Tensor images_, labels_;  // the whole set, on its device; images_ undefined where loader_ makes them
   std::int64_t channels_ = 0, height_ = 0, width_ = 0;
   std::deque<Coming> coming_;
+  std::vector<at::Tensor> spare_;  // uint8 buffers of earlier batches: new memory costs its first touch
   std::unique_ptr<Loader> loader_;
   BatchOptions options_;
   at::Tensor table_;  // normalised value of every byte, [channels, 256]

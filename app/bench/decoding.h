@@ -25,7 +25,10 @@ struct Decoding {
   std::int64_t height = 0, width = 0, workers = 0;
   // images/s of each pass, sorted: read, decoded, cut and resized; read and decoded
   std::vector<double> pipeline, plain;
-  double ratio() const;  // of the medians
+  // milliseconds of processor time an image, sorted: what a busy machine does not blur
+  std::vector<double> pipeline_work, plain_work;
+  double ratio() const;       // of the medians of the rates
+  double work_ratio() const;  // of plain's processor time to the pipeline's
 };
 
 // Throws data::DataError naming the file that is damaged, RunError where none can be made.
