@@ -1,5 +1,5 @@
-// `axial bench --data`: the pipeline that feeds training, against libjpeg-turbo alone on the same files and cores. Knows no
-// libtorch.
+// `axial bench --data`: the pipeline that feeds training, against libjpeg-turbo alone on the same files and cores.
+// Knows no libtorch.
 #pragma once
 
 #include <cstdint>
