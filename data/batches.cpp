@@ -17,11 +17,11 @@ namespace {
 }
 
 void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype) {
-  if (!set.pictures &&
-      (!set.images.defined() || set.images.dim() != 4 || set.images.scalar_type() != at::kByte)) {
+  if (!set.pictures && (!set.images.defined() || set.images.dim() != 4 || set.images.scalar_type() != at::kByte)) {
     refuse(set, "images are not uint8 [N, channels, H, W]");
   }
-  const std::int64_t count = set.pictures ? static_cast<std::int64_t>(set.pictures->files.size()) : set.images.size(0);
+  const std::int64_t count =
+      set.pictures ? static_cast<std::int64_t>(set.pictures->files.size()) : set.images.size(0);
   if (!set.labels.defined() || set.labels.dim() != 1 || set.labels.scalar_type() != at::kLong ||
       set.labels.size(0) != count) {
     refuse(set, "labels are not int64 [" + std::to_string(count) + "]");
@@ -128,7 +128,13 @@ at::Tensor Batches::samples_of(std::int64_t epoch, std::int64_t index) {
 Batches::Coming Batches::start(std::int64_t epoch, std::int64_t index) {
   Coming coming{epoch, index, samples_of(epoch, index), {}, 0};
   const std::int64_t n = coming.samples.size(0), *samples = coming.samples.const_data_ptr<std::int64_t>();
-  coming.images = at::empty({n, channels_, height_, width_}, at::TensorOptions(at::kByte).pinned_memory(device_.is_cuda()));
+  if (!spare_.empty() && spare_.back().size(0) == n) {
+    coming.images = spare_.back();
+    spare_.pop_back();
+  } else {
+    coming.images =
+        at::empty({n, channels_, height_, width_}, at::TensorOptions(at::kByte).pinned_memory(device_.is_cuda()));
+  }
   Loader::Job job;
   job.samples.assign(samples, samples + n);
   if (options_.augment.crops()) {
@@ -144,8 +150,8 @@ Batches::Coming Batches::start(std::int64_t epoch, std::int64_t index) {
   return coming;
 }
 
-// The batch's pictures, uint8 [n, C, H, W] on the CPU. The batches that come next, in the next epoch too where the order
-// is a new one, are started before it is waited for.
+// The batch's pictures, uint8 [n, C, H, W] on the CPU. The batches that come next, in the next epoch too where the
+// order is a new one, are started before it is waited for.
 at::Tensor Batches::decoded(std::int64_t epoch, std::int64_t index) {
   if (coming_.empty() || coming_.front().epoch != epoch || coming_.front().index != index) {
     for (const Coming& unwanted : coming_) loader_->drop(unwanted.ticket);
@@ -188,6 +194,7 @@ Batch Batches::get(std::int64_t epoch, std::int64_t index) {
   if (device_.is_cpu()) {
     batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
     batch.labels = labels_.index_select(0, batch.index);
+    if (loader_ && n == options_.batch_size) spare_.push_back(images);
     return batch;
   }
   // Positions, samples and maps travel in one copy, from pinned memory so that the host does not wait for the device.

@@ -48,9 +48,9 @@ at::Tensor epoch_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch
 
 class Batches {
  public:
-  // A set in memory is moved to `device` once; of one in files, threads decode the batches that follow the one that was
-  // asked for last. Throws DataError where no batch comes out (10 images, batch 32,
-  // drop_last), naming both numbers.
+  // A set in memory is moved to `device` once; of one in files, threads decode the batches that follow the one that
+  // was asked for last. Throws DataError where no batch comes out (10 images, batch 32, drop_last), naming both
+  // numbers.
   Batches(const Dataset& set, BatchOptions options, at::Device device, at::ScalarType dtype);
 
   std::int64_t per_epoch() const;                     // batches in an epoch
@@ -74,6 +74,7 @@ class Batches {
   at::Tensor images_, labels_;  // the whole set, on its device; images_ undefined where loader_ makes them
   std::int64_t channels_ = 0, height_ = 0, width_ = 0;
   std::deque<Coming> coming_;
+  std::vector<at::Tensor> spare_;  // uint8 buffers of earlier batches: new memory costs its first touch
   std::unique_ptr<Loader> loader_;
   BatchOptions options_;
   at::Tensor table_;  // normalised value of every byte, [channels, 256]

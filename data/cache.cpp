@@ -113,7 +113,8 @@ std::string name_of(const Pictures& pictures) {
 
 class DiskCache : public PictureCache {
  public:
-  DiskCache(const fs::path& folder, const Pictures& pictures) : bytes_(static_cast<std::size_t>(pictures.options.bytes())) {
+  DiskCache(const fs::path& folder, const Pictures& pictures)
+      : bytes_(static_cast<std::size_t>(pictures.options.bytes())) {
     std::error_code error;
     fs::create_directories(folder, error);
     if (error && !fs::is_directory(folder)) fail(folder, "cannot be made: " + error.message());

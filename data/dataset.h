@@ -16,9 +16,9 @@ namespace axial::data {
 
 struct Dataset {
   std::string name;                  // "fashion_mnist"
-  at::Tensor images;                 // uint8 [N, channels, H, W], contiguous; undefined where `pictures` stands for them
+  at::Tensor images;  // uint8 [N, channels, H, W], contiguous; undefined where `pictures` stands for them
   std::shared_ptr<const Pictures> pictures;  // N files, not decoded yet; null: `images` holds all
-  std::int64_t cache_bytes = 0;      // of `pictures`: memory that decoded ones may take
+  std::int64_t cache_bytes = 0;              // of `pictures`: memory that decoded ones may take
   at::Tensor labels;                 // int64 [N], each in [0, classes)
   std::vector<std::string> classes;  // class names, by label
   std::vector<double> mean, std;     // per channel, of pixels scaled to [0, 1]
@@ -60,8 +60,8 @@ struct DatasetOptions {
 const std::vector<std::string>& dataset_names();
 std::vector<std::filesystem::path> default_dirs(const std::string& name);
 
-// Reads one split and checks all of it (sizes, counts, label range) before it returns. Throws DataError. Image files are
-// listed and not decoded: `pictures`.
+// Reads one split and checks all of it (sizes, counts, label range) before it returns. Throws DataError. Image files
+// are listed and not decoded: `pictures`.
 Dataset load(const DatasetOptions& options, Split split);
 
 // Decodes all pictures of a set, by so many threads (0: one for each core), which afterwards is in memory. Throws the

@@ -29,8 +29,8 @@ struct Pixels {
   std::int64_t channels = 0;  // 1 gray, 2 gray and alpha, 3 RGB, 4 RGB and alpha
   std::int64_t left = 0;      // columns before the first one that were left out
   Bytes bytes;
-  // Room for what the three numbers say, and for a few bytes more: who reads sixteen at a time, two pixels further than
-  // he needs, may do so at the last one.
+  // Room for what the three numbers say, and for a few bytes more: who reads sixteen at a time, two pixels further
+  // than he needs, may do so at the last one.
   void allocate() { bytes.allocate(static_cast<std::size_t>(height * width * channels) + 32); }
 };
 
@@ -39,8 +39,9 @@ constexpr std::int64_t kMostPixels = 100'000'000;
 
 // What of a picture is enough. A decoder that cannot do less makes all of it.
 struct Enough {
-  int reduction = 1;                  // 2, 4 or 8: a picture of that part of the size
-  std::int64_t begin = 0, end = 0;    // columns of the upright picture at its full size; others may be left out. 0, 0: all
+  int reduction = 1;  // 2, 4 or 8: a picture of that part of the size
+  std::int64_t begin = 0,
+               end = 0;  // columns of the upright picture at its full size; others may be left out. 0, 0: all
 };
 using Choose = std::function<Enough(std::int64_t height, std::int64_t width)>;  // asked with the upright size
 

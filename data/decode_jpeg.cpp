@@ -67,8 +67,8 @@ bool start(Reader& reader) {
   return true;
 }
 
-// Columns that nobody wants are not transformed; a picture's right or left part is half its time. The colours of a pixel
-// depend on its neighbours', so that a few more stay on both sides.
+// Columns that nobody wants are not transformed; a picture's right or left part is half its time. The colours of a
+// pixel depend on its neighbours', so that a few more stay on both sides.
 bool leave_out(Reader& reader, const Enough& enough) {
   constexpr std::int64_t kNeighbours = 8;
   if (setjmp(reader.jump)) return false;

@@ -43,7 +43,8 @@ Dataset make_set(const std::string& name, const Listing& part, const std::vector
   std::int64_t* labels = set.labels.mutable_data_ptr<std::int64_t>();
   for (const Listed& image : part.images) {
     const auto found = std::find(classes.begin(), classes.end(), image.label);
-    if (found == classes.end()) throw DataError(image.path + ": of a class '" + image.label + "' that " + where + " lacks");
+    if (found == classes.end())
+      throw DataError(image.path + ": of a class '" + image.label + "' that " + where + " lacks");
     *labels++ = found - classes.begin();
     pictures->files.push_back(image.path);
   }
@@ -94,7 +95,8 @@ Dataset read_folder(const fs::path& dir, const FolderOptions& options, Split spl
   }
   // A trained model knows its classes: to evaluate it the test part is enough.
   const bool needs_train = split == Split::kTrain || options.classes.empty();
-  if (needs_train && !has_train) fail(dir, "no folder 'train' in it, expected one with a folder of images for each class");
+  if (needs_train && !has_train)
+    fail(dir, "no folder 'train' in it, expected one with a folder of images for each class");
   if (split == Split::kTest && !has_test)
     fail(dir, "no folder 'test' nor 'val' in it, expected one with a folder of images for each class");
   return choose("image_folder", needs_train ? list_classes(train) : Listing{},

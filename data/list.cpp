@@ -23,7 +23,8 @@ struct Record {
 // RFC 4180; lines may end with LF or CR LF, and an empty line is none.
 std::vector<Record> parse(const fs::path& file, const std::vector<std::uint8_t>& text) {
   std::vector<Record> records;
-  std::size_t at = text.size() >= 3 && text[0] == 0xef && text[1] == 0xbb && text[2] == 0xbf ? 3 : 0;  // byte order mark
+  std::size_t at =
+      text.size() >= 3 && text[0] == 0xef && text[1] == 0xbb && text[2] == 0xbf ? 3 : 0;  // byte order mark
   std::int64_t line = 1;
   while (at < text.size()) {
     Record record;
@@ -73,13 +74,13 @@ struct Columns {
 // A first record that holds the words path and label is a header, whose other columns are not looked at.
 Columns columns_of(const Record& first) {
   const auto find = [&](const char* name) {
-    return static_cast<std::size_t>(
-        std::find_if(first.fields.begin(), first.fields.end(),
-                     [&](std::string field) {
-                       for (char& c : field) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-                       return field == name;
-                     }) -
-        first.fields.begin());
+    return static_cast<std::size_t>(std::find_if(first.fields.begin(), first.fields.end(),
+                                                 [&](std::string field) {
+                                                   for (char& c : field)
+                                                     c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+                                                   return field == name;
+                                                 }) -
+                                    first.fields.begin());
   };
   const std::size_t path = find("path"), label = find("label"), count = first.fields.size();
   if (path == count || label == count) return {};
@@ -97,9 +98,10 @@ Listing read_list(const fs::path& file, bool outside) {
   for (std::size_t i = columns.named ? 1 : 0; i < records.size(); ++i) {
     const Record& record = records[i];
     if (record.fields.size() != columns.count) {
-      fail_at(file, record.line, "found " + std::to_string(record.fields.size()) + " fields, expected " +
-                                     (columns.named ? std::to_string(columns.count) + " as in the header"
-                                                    : std::string("2: path,label")));
+      fail_at(
+          file, record.line,
+          "found " + std::to_string(record.fields.size()) + " fields, expected " +
+              (columns.named ? std::to_string(columns.count) + " as in the header" : std::string("2: path,label")));
     }
     const std::string& path = record.fields[columns.path];
     const std::string& label = record.fields[columns.label];
@@ -108,8 +110,9 @@ Listing read_list(const fs::path& file, bool outside) {
       fail_at(file, record.line, "the label must be UTF-8 without control characters and not empty");
     const fs::path normal = fs::path(path).lexically_normal();
     if (!outside && (normal.is_absolute() || *normal.begin() == "..")) {
-      fail_at(file, record.line, path + ": " + (normal.is_absolute() ? "an absolute path" : "leaves the list's folder") +
-                                     "; data.list_outside=true accepts it");
+      fail_at(file, record.line,
+              path + ": " + (normal.is_absolute() ? "an absolute path" : "leaves the list's folder") +
+                  "; data.list_outside=true accepts it");
     }
     listing.images.push_back({(folder / normal).string(), label, normal.generic_string()});
   }

@@ -148,8 +148,8 @@ std::pair<std::vector<Listed>, std::vector<Listed>> divide(const std::vector<Lis
   for (auto& [label, members] : of_label) {
     const auto count = static_cast<std::int64_t>(members.size());
     const std::int64_t least = fraction > 0 && count > 1 ? 1 : 0;
-    const std::int64_t wanted = std::clamp<std::int64_t>(
-        std::llround(fraction * static_cast<double>(count)), least, std::max<std::int64_t>(least, count - 1));
+    const std::int64_t wanted = std::clamp<std::int64_t>(std::llround(fraction * static_cast<double>(count)), least,
+                                                         std::max<std::int64_t>(least, count - 1));
     std::sort(members.begin(), members.end(), [&](std::size_t a, std::size_t b) {
       return std::make_pair(hash(images[a].name), a) < std::make_pair(hash(images[b].name), b);
     });

@@ -26,13 +26,14 @@ struct Listing {
 // DIR/<class>/...: each folder is a class, whose .png, .jpg and .jpeg files count in any depth.
 Listing list_classes(const std::filesystem::path& dir);
 
-// A CSV file (RFC 4180: "quoted, fields", doubled quotes) of path,label, with or without a header that names the columns.
-// Relative paths start at the list's folder and may not leave it; absolute ones are refused, both unless `outside`.
+// A CSV file (RFC 4180: "quoted, fields", doubled quotes) of path,label, with or without a header that names the
+// columns. Relative paths start at the list's folder and may not leave it; absolute ones are refused, both unless
+// `outside`.
 Listing read_list(const std::filesystem::path& file, bool outside);
 
 // The image files below `dir`, by extension (.png, .jpg, .jpeg in any case), sorted by path. Hidden files and
-// folders are skipped (._x.jpg, .DS_Store), symbolic links to folders are not followed, links to files are. Files that
-// are neither images nor hidden are added to `others`, where that is given.
+// folders are skipped (._x.jpg, .DS_Store), symbolic links to folders are not followed, links to files are. Files
+// that are neither images nor hidden are added to `others`, where that is given.
 std::vector<std::filesystem::path> list_images(const std::filesystem::path& dir,
                                                std::vector<std::filesystem::path>* others = nullptr);
 

@@ -30,7 +30,8 @@ struct Running {
 std::unique_ptr<PictureCache> make_cache(const Pictures& pictures, const LoaderOptions& options) {
   if (options.cache == CacheKind::kDisk) return disk_cache(options.cache_dir, pictures);
   if (options.cache == CacheKind::kNone || options.cache_bytes < pictures.options.bytes()) return nullptr;
-  return memory_cache(static_cast<std::int64_t>(pictures.files.size()), pictures.options.bytes(), options.cache_bytes);
+  return memory_cache(static_cast<std::int64_t>(pictures.files.size()), pictures.options.bytes(),
+                      options.cache_bytes);
 }
 
 }  // namespace

@@ -35,9 +35,9 @@ class Loader {
     std::shared_ptr<void> owner = {};   // of out, kept until the last thread is done with it
   };
   using Ticket = std::uint64_t;
-  Ticket start(Job job);        // jobs are worked on in the order in which they came
-  void finish(Ticket ticket);   // waits; throws the DataError of the job's first bad sample. Once for each ticket
-  void drop(Ticket ticket);     // instead of finish
+  Ticket start(Job job);       // jobs are worked on in the order in which they came
+  void finish(Ticket ticket);  // waits; throws the DataError of the job's first bad sample. Once for each ticket
+  void drop(Ticket ticket);    // instead of finish
 
  private:
   struct State;

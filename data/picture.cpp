@@ -88,8 +88,8 @@ Placing place(const PictureOptions& o, std::int64_t height, std::int64_t width) 
   Placing p{{}, 0, 0, o.height, o.width};
   if (o.crop_mode == CropMode::kCenter) {
     const double scale = std::max(up_y, up_x) / o.crop_pct;
-    p.region = middle(whole(static_cast<double>(o.height) / scale, height), whole(static_cast<double>(o.width) / scale, width),
-                      height, width);
+    p.region = middle(whole(static_cast<double>(o.height) / scale, height),
+                      whole(static_cast<double>(o.width) / scale, width), height, width);
     return p;
   }
   p.region = middle(whole(h * o.crop_pct, height), whole(w * o.crop_pct, width), height, width);
@@ -115,8 +115,8 @@ Region draw_region(const RandomCrop& crop, const PictureOptions& o, std::int64_t
     const double ratio = wanted * std::exp(low + unit(words.x[1]) * (high - low));
     const std::int64_t w = std::llround(std::sqrt(part * ratio)), h = std::llround(std::sqrt(part / ratio));
     if (w < 1 || h < 1 || w > width || h > height) continue;
-    return {static_cast<double>(below(words.x[2], height - h + 1)), static_cast<double>(below(words.x[3], width - w + 1)),
-            static_cast<double>(h), static_cast<double>(w)};
+    return {static_cast<double>(below(words.x[2], height - h + 1)),
+            static_cast<double>(below(words.x[3], width - w + 1)), static_cast<double>(h), static_cast<double>(w)};
   }
   const double has = static_cast<double>(width) / static_cast<double>(height);
   const double ratio = std::clamp(has, wanted * crop.ratio[0], wanted * crop.ratio[1]);
@@ -130,11 +130,11 @@ void draw_placed(const Pixels& pixels, const Placing& p, int by, const PictureOp
   const std::int64_t plane = o.height * o.width;
   if (p.height != o.height || p.width != o.width) {
     for (std::int64_t c = 0; c < o.channels; ++c) {
-      std::memset(out + c * plane, o.channels == 1 ? kBarGray : kBarColour[c],
-                  static_cast<std::size_t>(plane));
+      std::memset(out + c * plane, o.channels == 1 ? kBarGray : kBarColour[c], static_cast<std::size_t>(plane));
     }
   }
-  const Region region{p.region.y / by, p.region.x / by - static_cast<double>(pixels.left), p.region.height / by, p.region.width / by};
+  const Region region{p.region.y / by, p.region.x / by - static_cast<double>(pixels.left), p.region.height / by,
+                      p.region.width / by};
   resize(pixels, region, {out + p.y * o.width + p.x, p.height, p.width, o.width, plane});
 }
 

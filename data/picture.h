@@ -1,4 +1,5 @@
-// A picture file as the model sees it: decoded, cut, resized. Knows no libtorch, so that threads of its own may run it.
+// A picture file as the model sees it: decoded, cut, resized. Knows no libtorch, so that threads of its own may run
+// it.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,9 @@ struct PictureOptions {
   std::int64_t bytes() const { return channels * height * width; }
 };
 
-// A random part of a picture instead (random resized crop, Szegedy et al. 2015): an area of scale[0] to scale[1] of the
-// picture, of proportions ratio[0] to ratio[1] times the wanted ones, as torchvision and timm draw it. The part is a
-// function of the picture's size, `key` and `item` alone.
+// A random part of a picture instead (random resized crop, Szegedy et al. 2015): an area of scale[0] to scale[1] of
+// the picture, of proportions ratio[0] to ratio[1] times the wanted ones, as torchvision and timm draw it. The part
+// is a function of the picture's size, `key` and `item` alone.
 struct RandomCrop {
   std::uint64_t key = 0, item = 0;
   double scale[2] = {1, 1}, ratio[2] = {1, 1};
@@ -37,8 +38,8 @@ struct RandomCrop {
 // palette, alpha over black) and JPEG (gray, RGB, CMYK, YCCK). Throws DataError naming the path.
 Pixels open_picture(const std::filesystem::path& path, std::int64_t channels, const Choose& choose = {});
 
-// out: [channels, height, width]. `crop`: null for the middle. A JPEG much larger than what is wanted is decoded at 1/2,
-// 1/4 or 1/8 of its size, which must leave at least kReduced times the wanted pixels along both sides.
+// out: [channels, height, width]. `crop`: null for the middle. A JPEG much larger than what is wanted is decoded at
+// 1/2, 1/4 or 1/8 of its size, which must leave at least kReduced times the wanted pixels along both sides.
 inline constexpr double kReduced = 1.25;
 void read_picture(const std::filesystem::path& path, const PictureOptions& options, const RandomCrop* crop,
                   std::uint8_t* out);

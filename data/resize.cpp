@@ -23,8 +23,10 @@ Filter make_filter(double begin, double length, std::int64_t size, std::int64_t 
   std::vector<double> exact(static_cast<std::size_t>(filter.most));
   for (std::int64_t i = 0; i < out; ++i) {
     const double centre = begin + (static_cast<double>(i) + 0.5) * scale;
-    const auto from = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::floor(centre - width + 0.5)), low, high - 1);
-    const auto to = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::floor(centre + width + 0.5)), from + 1, high);
+    const auto from =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(std::floor(centre - width + 0.5)), low, high - 1);
+    const auto to =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(std::floor(centre + width + 0.5)), from + 1, high);
     const std::size_t count = static_cast<std::size_t>(std::min<std::int64_t>(to - from, filter.most));
     double sum = 0;
     for (std::size_t k = 0; k < count; ++k) {

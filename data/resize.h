@@ -19,9 +19,9 @@ struct Planes {
   std::int64_t row = 0, plane = 0;
 };
 
-// `region` of `in` (1 or 3 channels) to out.height x out.width. The arithmetic is Pillow's (a triangle as wide as an output
-// pixel, at least two input pixels; 22-bit integer weights; along x first, rounded to bytes in between), so that the
-// bytes are those of Image.crop(region).resize(size, BILINEAR) and the same on every machine.
+// `region` of `in` (1 or 3 channels) to out.height x out.width. The arithmetic is Pillow's (a triangle as wide as an
+// output pixel, at least two input pixels; 22-bit integer weights; along x first, rounded to bytes in between), so
+// that the bytes are those of Image.crop(region).resize(size, BILINEAR) and the same on every machine.
 void resize(const Pixels& in, const Region& region, const Planes& out);
 
 }  // namespace axial::data

@@ -13,17 +13,19 @@
 namespace axial::data {
 namespace {
 
-// Products of 16-bit numbers are added in pairs; a weight of 22 bits and a sign is two of 11: weight = high * 2^11 + low.
+// Products of 16-bit numbers are added in pairs; a weight of 22 bits and a sign is two of 11: weight = high * 2^11 +
+// low.
 constexpr int kLowBits = 11;
 constexpr std::int32_t kLowMask = (1 << kLowBits) - 1;
 
 // Weights two by two, as 16-bit pairs.
 std::int32_t pair(std::int32_t first, std::int32_t second) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(first & 0xffff) | static_cast<std::uint32_t>(second) << 16);
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(first & 0xffff) | static_cast<std::uint32_t>(second)
+                                                                                    << 16);
 }
 
-// Each output's weights two by two, as many pairs for each: `count` high pairs, then as many low ones. `first`: where they
-// begin, which is earlier than the filter's where they would end after the line.
+// Each output's weights two by two, as many pairs for each: `count` high pairs, then as many low ones. `first`: where
+// they begin, which is earlier than the filter's where they would end after the line.
 struct PairedFilter {
   std::vector<std::int32_t> first, pairs;
   std::int32_t count = 0;
@@ -37,7 +39,9 @@ PairedFilter paired(const Filter& filter, std::int64_t line) {
     const std::int32_t* weights = filter.weights.data() + static_cast<std::int64_t>(i) * filter.most;
     result.first.push_back(std::min(filter.first[i], latest));
     const std::int32_t before = filter.first[i] - result.first.back();
-    const auto weight = [&](std::int32_t k) { return k >= before && k < before + filter.count[i] ? weights[k - before] : 0; };
+    const auto weight = [&](std::int32_t k) {
+      return k >= before && k < before + filter.count[i] ? weights[k - before] : 0;
+    };
     for (std::int32_t k = 0; k < result.count; ++k)
       result.pairs.push_back(pair(weight(2 * k) >> kLowBits, weight(2 * k + 1) >> kLowBits));
     for (std::int32_t k = 0; k < result.count; ++k)
@@ -54,13 +58,16 @@ AXIAL_AVX2 inline __m256i rounded(__m256i high, __m256i low) {
 }
 
 // One output pixel of two rows: sums of r, g, b of row a, then of row b. `w`: `count` high and as many low pairs.
-AXIAL_AVX2 inline __m256i one_pixel(const std::uint8_t* a, const std::uint8_t* b, const std::int32_t* w, std::int32_t count) {
+AXIAL_AVX2 inline __m256i one_pixel(const std::uint8_t* a, const std::uint8_t* b, const std::int32_t* w,
+                                    std::int32_t count) {
   // Pixels k and k + 1 as r r g g b b, each 16 bits wide.
-  const __m256i take = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+  const __m256i take =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
   __m256i high = _mm256_setzero_si256(), low = _mm256_setzero_si256();
   for (std::int32_t k = 0; k < count; ++k, a += 6, b += 6) {
-    const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))),
-                                                  _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
+    const __m256i bytes =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))),
+                                _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
     const __m256i two = _mm256_shuffle_epi8(bytes, take);
     high = _mm256_add_epi32(high, _mm256_madd_epi16(two, _mm256_set1_epi32(w[k])));
     low = _mm256_add_epi32(low, _mm256_madd_epi16(two, _mm256_set1_epi32(w[count + k])));
@@ -68,11 +75,12 @@ AXIAL_AVX2 inline __m256i one_pixel(const std::uint8_t* a, const std::uint8_t* b
   return rounded(high, low);
 }
 
-// Two rows of RGB pixels at once, to rows of four bytes a pixel, four pixels at a time: first and the filter's pairs are
-// there for a multiple of four outputs.
+// Two rows of RGB pixels at once, to rows of four bytes a pixel, four pixels at a time: first and the filter's pairs
+// are there for a multiple of four outputs.
 template <std::int32_t known>  // 0: as many pairs as `count` says
-AXIAL_AVX2 void narrow_two(const std::uint8_t* row_a, const std::uint8_t* row_b, const std::vector<std::int32_t>& first,
-                           const std::int32_t* w, std::int32_t count, std::uint8_t* out_a, std::uint8_t* out_b) {
+AXIAL_AVX2 void narrow_two(const std::uint8_t* row_a, const std::uint8_t* row_b,
+                           const std::vector<std::int32_t>& first, const std::int32_t* w, std::int32_t count,
+                           std::uint8_t* out_a, std::uint8_t* out_b) {
   if (known > 0) count = known;
   for (std::size_t i = 0; i < first.size(); i += 4, w += 8 * count) {
     __m256i sums[4];
@@ -80,15 +88,16 @@ AXIAL_AVX2 void narrow_two(const std::uint8_t* row_a, const std::uint8_t* row_b,
       const std::int64_t at = 3 * static_cast<std::int64_t>(first[i + j]);
       sums[j] = one_pixel(row_a + at, row_b + at, w + 2 * static_cast<std::int64_t>(j) * count, count);
     }
-    const __m256i pixels = _mm256_packus_epi16(_mm256_packus_epi32(sums[0], sums[1]), _mm256_packus_epi32(sums[2], sums[3]));
+    const __m256i pixels =
+        _mm256_packus_epi16(_mm256_packus_epi32(sums[0], sums[1]), _mm256_packus_epi32(sums[2], sums[3]));
     _mm_store_si128(reinterpret_cast<__m128i*>(out_a + 4 * i), _mm256_castsi256_si128(pixels));
     _mm_store_si128(reinterpret_cast<__m128i*>(out_b + 4 * i), _mm256_extracti128_si256(pixels, 1));
   }
 }
 
 // Rows of four bytes a pixel, `stride` apart (a multiple of 32), to one. w: `count` high and as many low pairs.
-AXIAL_AVX2 void shorten(const std::uint8_t* in, std::int64_t stride, std::int32_t rows, const std::int32_t* w, std::int32_t count,
-                        std::uint8_t* out) {
+AXIAL_AVX2 void shorten(const std::uint8_t* in, std::int64_t stride, std::int32_t rows, const std::int32_t* w,
+                        std::int32_t count, std::uint8_t* out) {
   const __m256i zero = _mm256_setzero_si256();
   for (std::int64_t x = 0; x < stride; x += 32) {
     __m256i high[4] = {zero, zero, zero, zero}, low[4] = {zero, zero, zero, zero};
@@ -115,7 +124,8 @@ AXIAL_AVX2 void shorten(const std::uint8_t* in, std::int64_t stride, std::int32_
 
 // A row of four bytes a pixel to three rows.
 AXIAL_AVX2 void split(const std::uint8_t* in, std::int64_t n, std::uint8_t* red, std::int64_t plane) {
-  const __m256i group = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i group =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   std::int64_t x = 0;
   for (; x + 8 <= n; x += 8) {
@@ -155,8 +165,8 @@ bool resize_rgb_avx2(const Pixels& in, const Filter& along_x, const Filter& alon
   std::uint8_t* const line = rows + (end - begin) * stride;  // one output row
   for (std::int64_t y = begin; y < end; y += 2) {
     const std::int64_t next = std::min(y + 1, end - 1);
-    narrow(in.bytes.data() + y * in.width * 3, in.bytes.data() + next * in.width * 3, x_pairs.first, x_pairs.pairs.data(),
-           x_pairs.count, rows + (y - begin) * stride, rows + (next - begin) * stride);
+    narrow(in.bytes.data() + y * in.width * 3, in.bytes.data() + next * in.width * 3, x_pairs.first,
+           x_pairs.pairs.data(), x_pairs.count, rows + (y - begin) * stride, rows + (next - begin) * stride);
   }
   for (std::int64_t y = 0; y < out.height; ++y) {
     const auto at = static_cast<std::size_t>(y);

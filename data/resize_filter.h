@@ -10,8 +10,8 @@ namespace axial::data {
 
 inline constexpr int kWeightBits = 22;  // of a weight: 255 times a sum of weights of 1 stays below 2^31
 
-// What the pixels of one output line are made of: output i is the sum of weights[i * most + k] times input first[i] + k,
-// k < count[i].
+// What the pixels of one output line are made of: output i is the sum of weights[i * most + k] times input first[i] +
+// k, k < count[i].
 struct Filter {
   std::vector<std::int32_t> first, count, weights;
   std::int32_t most = 0;

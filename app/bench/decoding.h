@@ -1,5 +1,5 @@
-// `axial bench --data`: the pipeline that feeds training, against libjpeg-turbo alone on the same files and cores. Knows no
-// libtorch.
+// `axial bench --data`: the pipeline that feeds training, against libjpeg-turbo alone on the same files and cores.
+// Knows no libtorch.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,10 @@ struct Decoding {
   std::int64_t height = 0, width = 0, workers = 0;
   // images/s of each pass, sorted: read, decoded, cut and resized; read and decoded
   std::vector<double> pipeline, plain;
-  double ratio() const;  // of the medians
+  // milliseconds of processor time an image, sorted: what a busy machine does not blur
+  std::vector<double> pipeline_work, plain_work;
+  double ratio() const;       // of the medians of the rates
+  double work_ratio() const;  // of plain's processor time to the pipeline's
 };
 
 // Throws data::DataError naming the file that is damaged, RunError where none can be made.

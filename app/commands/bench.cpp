@@ -44,7 +44,8 @@ std::pair<std::int64_t, std::int64_t> parse_size(const std::string& text) {
   const char *at = text.data(), *const end = at + text.size();
   for (int i = 0; i < 2; ++i) {
     const auto [next, error] = std::from_chars(at, end, size[i]);
-    const bool good = error == std::errc() && size[i] >= 1 && size[i] <= kMostPixels && (i == 0 ? next != end && *next == ',' : next == end);
+    const bool good = error == std::errc() && size[i] >= 1 && size[i] <= kMostPixels &&
+                      (i == 0 ? next != end && *next == ',' : next == end);
     if (!good) throw ConfigError("command line: --size: expected HEIGHT,WIDTH, found " + text);
     at = next + 1;
   }
@@ -52,7 +53,8 @@ std::pair<std::int64_t, std::int64_t> parse_size(const std::string& text) {
 }
 
 int run_decoding(const BenchArguments& a) {
-  if (!a.shapes.empty() || !a.dtypes.empty()) throw ConfigError("command line: --data: is about images; --shapes and --dtype are not");
+  if (!a.shapes.empty() || !a.dtypes.empty())
+    throw ConfigError("command line: --data: is about images; --shapes and --dtype are not");
   bench::DecodingOptions options;
   options.data = a.data;
   if (!a.size.empty()) std::tie(options.height, options.width) = parse_size(a.size);

@@ -111,13 +111,16 @@ int parse_and_run(int argc, char** argv) {
       ->option_text("[DIR|FILE]");
   train_command->add_flag("--resume-newest", train.resume)->group("");
   train_command->add_flag("--overwrite", train.overwrite, "replace the run in --output");
-  train_command->add_flag("--dry-run", train.dry_run, "check everything, print the model's parts, operations and memory; train and write nothing");
+  train_command->add_flag(
+      "--dry-run", train.dry_run,
+      "check everything, print the model's parts, operations and memory; train and write nothing");
   train_command
       ->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
       ->option_text("EPOCHS")
       ->check(check_epochs);
   train_command
-      ->add_option("--time-limit", train.time_limit, "stop (resumably, exit code 0) after so many minutes, start-up included")
+      ->add_option("--time-limit", train.time_limit,
+                   "stop (resumably, exit code 0) after so many minutes, start-up included")
       ->option_text("MINUTES")
       ->check(check_minutes);
   train_command->footer(
@@ -177,7 +180,8 @@ int parse_and_run(int argc, char** argv) {
   gradcheck_command->footer("Exit code 1 on any mismatch.\nExample: axial gradcheck --device cuda --json check.json");
 
   BenchArguments bench;
-  CLI::App* bench_command = program.add_subcommand("bench", "time the layer, fused and reference side by side; or decoding (--data)");
+  CLI::App* bench_command =
+      program.add_subcommand("bench", "time the layer, fused and reference side by side; or decoding (--data)");
   bench_command
       ->add_option("--shapes", bench.shapes,
                    "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
@@ -194,9 +198,10 @@ int parse_and_run(int argc, char** argv) {
       ->option_text("FILE")
       ->check(check_not_empty);
   bench_command
-      ->add_option("--data", bench.data,
-                   "instead of the layer: decode and resize the JPEG files of a folder (or generated: 500 that are made), "
-                   "against libjpeg-turbo alone")
+      ->add_option(
+          "--data", bench.data,
+          "instead of the layer: decode and resize the JPEG files of a folder (or generated: 500 that are made), "
+          "against libjpeg-turbo alone")
       ->option_text("DIR")
       ->check(check_not_empty);
   bench_command->add_option("--size", bench.size, "with --data: what images are brought to (default 224,224)")

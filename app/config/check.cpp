@@ -94,14 +94,17 @@ class Checker {
       if (config_.augment.scale.size() != 2)
         fail({"augment.scale"}, "expected the least and the greatest area, or [] for none");
       pair("augment.scale", config_.augment.scale);
-      if (!files) fail({"augment.scale", "data.dataset"}, "is for image_folder and image_list, whose files hold more than is seen");
+      if (!files)
+        fail({"augment.scale", "data.dataset"},
+             "is for image_folder and image_list, whose files hold more than is seen");
     }
     if (data.dataset == "image_list" && data.train_list.empty())
       fail({"data.train_list", "data.dataset"}, "expected a CSV file of path,label");
     if (data.dataset == "image_list" && !data.dir.empty())
       fail({"data.dir", "data.dataset"}, "is not looked at by image_list, whose paths start at each list's folder");
     if (data.dataset != "image_list" && (!data.train_list.empty() || !data.test_list.empty()))
-      fail({data.train_list.empty() ? "data.test_list" : "data.train_list", "data.dataset"}, "is for the dataset image_list");
+      fail({data.train_list.empty() ? "data.test_list" : "data.train_list", "data.dataset"},
+           "is for the dataset image_list");
   }
 
   void pair(const char* path, const std::vector<double>& values) const {

@@ -37,8 +37,8 @@ struct DataConfig {
       synthetic_classes;
   std::int64_t folder_channels, folder_height, folder_width;  // image_folder, image_list: what images are brought to
   double crop_pct;
-  std::string crop_mode;  // center, squash, border
-  double test_fraction;   // of each class, of image sets that come without a test part
+  std::string crop_mode;              // center, squash, border
+  double test_fraction;               // of each class, of image sets that come without a test part
   std::string train_list, test_list;  // dataset image_list: CSV files
   bool list_outside;                  // their paths may be absolute or leave the list's folder
   std::int64_t workers, prefetch;     // threads that decode (0: one a core); batches ahead

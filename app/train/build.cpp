@@ -10,10 +10,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <c10/core/DeviceGuard.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randperm.h>
+#include <c10/core/DeviceGuard.h>
 
 #if defined(AXIAL_WITH_CUDA)
 #include <cuda_runtime_api.h>

@@ -42,8 +42,8 @@ struct DataSets {
   bool held_out = false;
 };
 DataSets load_data(const Config& config);
-// The test set alone, as evaluation needs it. `classes`: a trained model's, which are then the set's; the training images
-// need not be there.
+// The test set alone, as evaluation needs it. `classes`: a trained model's, which are then the set's; the training
+// images need not be there.
 data::Dataset load_test(const Config& config, const std::vector<std::string>& classes = {});
 
 // What a model must know of the images it was trained on; stored in its checkpoints.

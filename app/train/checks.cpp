@@ -53,8 +53,7 @@ void check_batches(const Config& config, const data::Dataset& train) {
 }
 
 void check_images(const data::Dataset& set, const ImageSpec& spec) {
-  const std::string found =
-      shape_text(set.channels(), set.height(), set.width(), set.classes.size());
+  const std::string found = shape_text(set.channels(), set.height(), set.width(), set.classes.size());
   const std::string expected = shape_text(spec.channels, spec.height, spec.width, spec.classes.size());
   if (found != expected) throw data::DataError(set.name + ": " + found + ", but the model is trained on " + expected);
   if (const std::string other = differing_class(set.classes, spec.classes); !other.empty()) {

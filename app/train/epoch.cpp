@@ -58,8 +58,8 @@ void Trainer::forward_backward(const data::Batch& batch, std::int64_t micro_batc
     state_.rng.select(0, 1).add_(1);
   }
   const at::Tensor logits = state_.model->forward(batch.images, random).to(at::kFloat);
-  const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels, {}, at::Reduction::Mean, -100,
-                                                 config_.train.label_smoothing);
+  const at::Tensor loss =
+      at::cross_entropy_loss(logits, batch.labels, {}, at::Reduction::Mean, -100, config_.train.label_smoothing);
   (loss * (state_.progress.loss_scale / static_cast<double>(micro_batches))).backward();
   group_sums_ += batch_sums(logits, batch.labels, loss);
   state_.progress.images += batch.labels.size(0);
@@ -128,8 +128,9 @@ void Trainer::report_progress(bool end_of_epoch) {
   const double* s = sums.const_data_ptr<double>();
   const double factor = learning_rate_factor(config_.optim, std::max<std::int64_t>(0, p.updates - 1),
                                              updates_per_epoch_ * config_.train.epochs);
-  const std::string line = progress_line({p.epoch, config_.train.epochs, p.batch, per_epoch_, s[0] / s[2], s[1] / s[2],
-                                          config_.optim.lr * factor, rate, left, device_memory(device_)});
+  const std::string line =
+      progress_line({p.epoch, config_.train.epochs, p.batch, per_epoch_, s[0] / s[2], s[1] / s[2],
+                     config_.optim.lr * factor, rate, left, device_memory(device_)});
   if (log::is_terminal()) {
     log::progress(line);
   } else {
@@ -181,8 +182,8 @@ void Trainer::end_epoch() {
   if (improved) save(run_->best());
   if (!last && out_of_patience(p, config_.train)) {
     last = true;
-    log::info("ends early: " + std::to_string(p.stale) + " evaluations brought no better " + config_.train.eval_metric +
-              " than epoch " + std::to_string(p.best_epoch) + "'s (train.patience)");
+    log::info("ends early: " + std::to_string(p.stale) + " evaluations brought no better " +
+              config_.train.eval_metric + " than epoch " + std::to_string(p.best_epoch) + "'s (train.patience)");
   }
   const bool due = last || stopping || finished % config_.train.checkpoint_every == 0;
   save_epoch(due);

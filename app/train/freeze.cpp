@@ -27,7 +27,8 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 bool fits(const std::string& pattern, const std::string& name) {
-  const bool inside = name.size() > pattern.size() && name.compare(0, pattern.size(), pattern) == 0 && name[pattern.size()] == '.';
+  const bool inside =
+      name.size() > pattern.size() && name.compare(0, pattern.size(), pattern) == 0 && name[pattern.size()] == '.';
   return inside || ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 

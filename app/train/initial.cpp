@@ -76,7 +76,8 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
       value = interpolated(name, value, tensor);
       if (!value.defined()) {
         throw CheckpointError(path.string() + ": train.init_from: " + name + " is " + shape_text(found->second) +
-                              " there and " + shape_text(tensor) + " here; model.* must be as in that run, except for "
+                              " there and " + shape_text(tensor) +
+                              " here; model.* must be as in that run, except for "
                               "the depth");
       }
       tables.push_back(name);
@@ -86,18 +87,22 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
   for (const auto& entry : file.tensors) {
     if (entry.first.compare(0, prefix.size(), prefix) != 0) continue;
     const std::string name = entry.first.substr(prefix.size());
-    if (std::none_of(model.begin(), model.end(), [&](const auto& own) { return own.first == name; })) unused.push_back(name);
+    if (std::none_of(model.begin(), model.end(), [&](const auto& own) { return own.first == name; }))
+      unused.push_back(name);
   }
-  if (copies.empty()) throw CheckpointError(path.string() + ": train.init_from: holds no weights of this model's names");
+  if (copies.empty())
+    throw CheckpointError(path.string() + ": train.init_from: holds no weights of this model's names");
 
   at::NoGradGuard no_grad;
   for (auto& [to, value] : copies) to.copy_(value);
-  std::string line = "initial weights from " + path.string() + ": " + std::to_string(copies.size()) + " tensors loaded";
+  std::string line =
+      "initial weights from " + path.string() + ": " + std::to_string(copies.size()) + " tensors loaded";
   if (info.has_ema) line += " (averages)";
   if (!tables.empty()) line += ", of them " + counted(tables, "interpolated");
   if (new_head) {
     line += "; the head starts anew (" + std::to_string(spec.classes.size()) + " classes, there " +
-            std::to_string(info.spec.classes.size()) + (spec.classes.size() == info.spec.classes.size() ? " others)" : ")");
+            std::to_string(info.spec.classes.size()) +
+            (spec.classes.size() == info.spec.classes.size() ? " others)" : ")");
   }
   if (!absent.empty()) line += "; " + counted(absent, "not there, start anew");
   if (!unused.empty()) line += "; " + counted(unused, "there alone, skipped");

@@ -8,12 +8,13 @@
 
 namespace axial::app {
 
-// Takes model weights from another checkpoint (its averages where it has them) by name; shapes must be equal, except that
+// Takes model weights from another checkpoint (its averages where it has them) by name; shapes must be equal, except
+// that
 //   head.*                starts anew where the classes differ;
 //   row_pos, col_pos      are interpolated to another number of tokens (linearly, tokens standing at their middles);
 //   *.row_bias, *.col_bias (relative positions, 2L-1) likewise, ends on ends, so that no offset stays no offset.
-// Names of one side alone are skipped. Everything is checked before anything changes. Returns what was done, in one line.
-// Throws CheckpointError.
+// Names of one side alone are skipped. Everything is checked before anything changes. Returns what was done, in one
+// line. Throws CheckpointError.
 std::string load_initial(const std::filesystem::path& from, const ImageSpec& spec, const NamedTensors& model);
 
 }  // namespace axial::app

@@ -59,10 +59,10 @@ class Trainer {
   bool unsaved_ = true;  // last.safetensors does not hold this state
 
   std::int64_t per_epoch_ = 0, updates_per_epoch_ = 0, stop_batch_ = -1;
-  NamedTensors buffers_;        // running statistics, which a skipped update must not keep
+  NamedTensors buffers_;  // running statistics, which a skipped update must not keep
   std::vector<at::Tensor> buffers_before_;
-  at::Tensor group_sums_;       // float64 [3] of the micro-batches since the last update
-  Clock::time_point started_;   // of this process's training; seconds_before_ is what earlier ones took
+  at::Tensor group_sums_;      // float64 [3] of the micro-batches since the last update
+  Clock::time_point started_;  // of this process's training; seconds_before_ is what earlier ones took
   double seconds_before_ = 0;
   std::int64_t images_before_ = 0;
   Clock::time_point last_report_;

@@ -22,9 +22,9 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 bool is_muon_parameter(const std::string& name, const at::Tensor& parameter);
 bool is_decayed_parameter(const std::string& name, const at::Tensor& parameter);
 
-// What layer_decay multiplies a parameter's learning rate with, as timm counts layers: the head 1, the last block (and the
-// norm after it) `decay`, each block before it `decay` times its successor, merges with the block after them, and the stem
-// and the positions once more. `depth`: blocks of each stage.
+// What layer_decay multiplies a parameter's learning rate with, as timm counts layers: the head 1, the last block
+// (and the norm after it) `decay`, each block before it `decay` times its successor, merges with the block after
+// them, and the stem and the positions once more. `depth`: blocks of each stage.
 double layer_scale(const std::string& name, const std::vector<std::int64_t>& depth, double decay);
 
 class Optimizer {

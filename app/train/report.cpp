@@ -111,9 +111,10 @@ std::vector<std::string> EpochReport::csv_row() const {
 }
 
 std::vector<std::pair<std::string, double>> EpochReport::scalars() const {
-  std::vector<std::pair<std::string, double>> values = {
-      {"epoch/train_loss", train_loss}, {"epoch/train_top1", train_top1}, {"epoch/lr", lr},
-      {"epoch/images_per_second", images_per_second}};
+  std::vector<std::pair<std::string, double>> values = {{"epoch/train_loss", train_loss},
+                                                        {"epoch/train_top1", train_top1},
+                                                        {"epoch/lr", lr},
+                                                        {"epoch/images_per_second", images_per_second}};
   if (!std::isnan(val_top1)) {
     values.emplace_back("epoch/val_loss", val_loss);
     values.emplace_back("epoch/val_top1", val_top1);

@@ -49,8 +49,8 @@ std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const Imag
 
 bool note_evaluation(Progress& p, const TrainConfig& config, std::int64_t epoch, double top1, double loss) {
   const double value = config.eval_metric == "loss" ? -loss : top1;  // the higher the better
-  const bool improved =
-      std::isfinite(loss) && (config.eval_metric == "loss" ? loss < p.best_loss : top1 > p.best_top1);  // false for NaN
+  const bool improved = std::isfinite(loss) &&
+                        (config.eval_metric == "loss" ? loss < p.best_loss : top1 > p.best_top1);  // false for NaN
   p.stale = improved ? 0 : p.stale + 1;
   if (improved) {
     p.best_top1 = top1;
@@ -59,7 +59,8 @@ bool note_evaluation(Progress& p, const TrainConfig& config, std::int64_t epoch,
   }
   if (std::isfinite(loss) && std::isfinite(value)) p.top.emplace_back(epoch, value);
   std::stable_sort(p.top.begin(), p.top.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-  if (p.top.size() > static_cast<std::size_t>(config.keep_best)) p.top.resize(static_cast<std::size_t>(config.keep_best));
+  if (p.top.size() > static_cast<std::size_t>(config.keep_best))
+    p.top.resize(static_cast<std::size_t>(config.keep_best));
   return improved;
 }
 

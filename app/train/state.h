@@ -36,18 +36,19 @@ struct Progress {
   std::int64_t skipped = 0;      // updates left out because a gradient was not finite
   std::int64_t good_in_row = 0;  // updates since the last change of the loss scale
   double loss_scale = 1;
-  double best_top1 = -1;         // validation accuracy of the best epoch so far; -1: none yet
+  double best_top1 = -1;  // validation accuracy of the best epoch so far; -1: none yet
   double best_loss = std::numeric_limits<double>::infinity();  // its loss
   std::int64_t best_epoch = 0;
-  std::int64_t stale = 0;        // evaluations since then: what train.patience counts
-  std::vector<std::pair<std::int64_t, double>> top;  // epoch and value of those that train.keep_best keeps, best first
+  std::int64_t stale = 0;  // evaluations since then: what train.patience counts
+  std::vector<std::pair<std::int64_t, double>>
+      top;  // epoch and value of those that train.keep_best keeps, best first
   double train_seconds = 0;
   std::int64_t images = 0;       // trained on so far
   double last_top1 = -1, last_loss = -1;  // of the latest validation; -1: none yet
 };
 
-// An evaluation after epoch `epoch`: whether it is the best by train.eval_metric, which is noted. One that is not finite
-// never is.
+// An evaluation after epoch `epoch`: whether it is the best by train.eval_metric, which is noted. One that is not
+// finite never is.
 bool note_evaluation(Progress& progress, const TrainConfig& config, std::int64_t epoch, double top1, double loss);
 // train.patience is at its end.
 bool out_of_patience(const Progress& progress, const TrainConfig& config);

@@ -12,7 +12,8 @@ namespace {
 double stem_operations(const AxialClassifierOptions& o) {
   if (o.stem == Stem::kPatch) {
     const auto up = [&](std::int64_t size) { return static_cast<double>((size + o.patch_size - 1) / o.patch_size); };
-    return 2.0 * up(o.image_height) * up(o.image_width) * static_cast<double>(o.patch_size * o.patch_size * o.channels * o.dim[0]);
+    return 2.0 * up(o.image_height) * up(o.image_width) *
+           static_cast<double>(o.patch_size * o.patch_size * o.channels * o.dim[0]);
   }
   double sum = 0;
   std::int64_t height = o.image_height, width = o.image_width, in = o.channels;
@@ -102,11 +103,12 @@ std::vector<ModelPart> model_parts(const AxialClassifierImpl& model) {
 
 std::string summary_table(const std::vector<ModelPart>& parts) {
   std::string text;
-  const auto line = [&](const std::string& name, const std::string& tokens, const std::string& channels, std::int64_t parameters,
-                        std::int64_t trained, const std::string& operations) {
+  const auto line = [&](const std::string& name, const std::string& tokens, const std::string& channels,
+                        std::int64_t parameters, std::int64_t trained, const std::string& operations) {
     char row[160];
-    std::snprintf(row, sizeof row, "%-8s %9s %9s %12lld %12lld %12s\n", name.c_str(), tokens.c_str(), channels.c_str(),
-                  static_cast<long long>(parameters), static_cast<long long>(trained), operations.c_str());
+    std::snprintf(row, sizeof row, "%-8s %9s %9s %12lld %12lld %12s\n", name.c_str(), tokens.c_str(),
+                  channels.c_str(), static_cast<long long>(parameters), static_cast<long long>(trained),
+                  operations.c_str());
     text += row;
   };
   char header[160];
@@ -122,7 +124,8 @@ std::string summary_table(const std::vector<ModelPart>& parts) {
     sum.operations += part.operations;
   }
   line("all", "", "", sum.parameters, sum.trained, short_number(sum.operations));
-  return text + "operations: of matrix products, an image's forward pass; a training step takes three times as many\n";
+  return text +
+         "operations: of matrix products, an image's forward pass; a training step takes three times as many\n";
 }
 
 void MemoryMeter::Counts::reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) {
@@ -132,7 +135,8 @@ void MemoryMeter::Counts::reportMemoryUsage(void*, std::int64_t size, std::size_
   }
 }
 
-MemoryMeter::MemoryMeter() : counts_(std::make_shared<Counts>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counts_) {}
+MemoryMeter::MemoryMeter()
+    : counts_(std::make_shared<Counts>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counts_) {}
 
 std::string size_text(double bytes) {
   const char* unit = "B";

@@ -18,11 +18,11 @@ namespace axial::app {
 
 // A part of the model in the order of the forward pass.
 struct ModelPart {
-  std::string name;                         // stem, stage 1, ..., head
-  std::int64_t rows = 0, columns = 0;       // tokens that come out
+  std::string name;                    // stem, stage 1, ..., head
+  std::int64_t rows = 0, columns = 0;  // tokens that come out
   std::int64_t channels = 0;
   std::int64_t parameters = 0, trained = 0;  // of them, those that are not frozen
-  double operations = 0;                    // multiplications and additions of an image's forward pass, in matrix products
+  double operations = 0;  // multiplications and additions of an image's forward pass, in matrix products
 };
 std::vector<ModelPart> model_parts(const AxialClassifierImpl& model);
 
@@ -30,7 +30,8 @@ std::vector<ModelPart> model_parts(const AxialClassifierImpl& model);
 // operations.
 std::string summary_table(const std::vector<ModelPart>& parts);
 
-// Counts what libtorch allocates on the CPU and on devices while it lives, in this thread and in those of the backward.
+// Counts what libtorch allocates on the CPU and on devices while it lives, in this thread and in those of the
+// backward.
 class MemoryMeter {
  public:
   MemoryMeter();

@@ -16,8 +16,11 @@ using nlohmann::json;
 class PictureSets : public ProgramTest {
  protected:
   std::vector<std::string> train(const std::string& run, std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"train",         "-c",
-                                          config("image_folder.yaml"), "-o", run,
+    std::vector<std::string> arguments = {"train",
+                                          "-c",
+                                          config("image_folder.yaml"),
+                                          "-o",
+                                          run,
                                           "train.device=cpu",
                                           "train.threads=1",
                                           "data.workers=2",
@@ -66,11 +69,12 @@ TEST_F(PictureSets, OfAnyProportionsTrainEvaluateAndPredict) {
 
 TEST_F(PictureSets, LargeImagesGoThroughTheWholeModel) {
   for (const char* name : {"a", "b"}) {
-    for (int i = 0; i < 3; ++i) write_picture(folder_ / "set" / name / (std::to_string(i) + ".png"), 600, 300, 10 + i, *name);
+    for (int i = 0; i < 3; ++i)
+      write_picture(folder_ / "set" / name / (std::to_string(i) + ".png"), 600, 300, 10 + i, *name);
   }
-  const Outcome o = run(train("run", {"data.dir=set", "data.folder_height=256", "data.folder_width=512", "model.stem=patch",
-                                      "model.patch_size=16", "model.dim=[16,16]", "model.heads=[2,2]", "model.depth=[1,1]",
-                                      "train.epochs=1"}));
+  const Outcome o = run(train("run", {"data.dir=set", "data.folder_height=256", "data.folder_width=512",
+                                      "model.stem=patch", "model.patch_size=16", "model.dim=[16,16]",
+                                      "model.heads=[2,2]", "model.depth=[1,1]", "train.epochs=1"}));
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.err.find("16x32 tokens"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("4 training and 2 test images of 3x256x512"), std::string::npos) << o.err;
@@ -84,7 +88,8 @@ TEST_F(PictureSets, ListsNameFilesAndClasses) {
   test_list << "test/x/6.png,10\ntest/y/7.png,9\n";
   train_list.close();
   test_list.close();
-  const std::vector<std::string> lists = {"data.dataset=image_list", "data.train_list=set/train.csv", "data.test_list=set/test.csv"};
+  const std::vector<std::string> lists = {"data.dataset=image_list", "data.train_list=set/train.csv",
+                                          "data.test_list=set/test.csv"};
   const Outcome o = run(train("run", lists));
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.err.find("12 training and 2 test images"), std::string::npos) << o.err;
@@ -96,7 +101,8 @@ TEST_F(PictureSets, ListsNameFilesAndClasses) {
   EXPECT_EQ(outside.code, 1);
   EXPECT_NE(outside.err.find("other/1.png: no such file"), std::string::npos) << outside.err;
   expect_error(run(train("no", {"data.dataset=image_list"})), 2, {"data.train_list"});
-  expect_error(run(train("no", {"data.dataset=image_list", "data.train_list=a.csv", "data.dir=set"})), 2, {"data.dir"});
+  expect_error(run(train("no", {"data.dataset=image_list", "data.train_list=a.csv", "data.dir=set"})), 2,
+               {"data.dir"});
   expect_error(run(train("no", {"data.dir=set", "data.train_list=a.csv"})), 2, {"data.train_list", "image_list"});
 }
 
@@ -106,7 +112,8 @@ TEST_F(PictureSets, ADamagedFileIsOneLineWheneverItIsMet) {
   fs::resize_file(bad, fs::file_size(bad) - 20);
   expect_error(run(train("run", {"data.dir=set"})), 1, {"set/train/b/3.png", "damaged PNG"});
   for (const char* cache : {"none", "disk"}) {
-    const Outcome o = run(train("run", {"data.dir=set", std::string("data.cache=") + cache, "data.cache_dir=cache", "--overwrite"}));
+    const Outcome o = run(
+        train("run", {"data.dir=set", std::string("data.cache=") + cache, "data.cache_dir=cache", "--overwrite"}));
     EXPECT_EQ(o.code, 1) << o.err;
     const std::size_t at = o.err.find("set/train/b/3.png: damaged PNG");
     ASSERT_NE(at, std::string::npos) << o.err;
@@ -122,7 +129,8 @@ TEST_F(PictureSets, WhatDoesNotFitIsRefused) {
 }
 
 TEST_F(PictureSets, DecodingIsMeasuredAgainstLibjpegAlone) {
-  const Outcome o = run({"bench", "--data", "generated", "--size", "32,48", "--workers", "2", "--repeats", "1", "--json", "d.json"});
+  const Outcome o = run(
+      {"bench", "--data", "generated", "--size", "32,48", "--workers", "2", "--repeats", "1", "--json", "d.json"});
   ASSERT_EQ(o.code, 0) << o.err;
   for (const char* part : {"500 JPEG files", "32x48", "libjpeg-turbo alone", "axial reaches"}) {
     EXPECT_NE(o.out.find(part), std::string::npos) << part << " in " << o.out;

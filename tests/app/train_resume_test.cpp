@@ -79,8 +79,8 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"optim.name=muon", "train.accumulate=4"},
                     std::vector<std::string>{"optim.name=muon", "optim.layer_decay=0.7", "train.freeze=stem,norm",
                                              "train.keep_best=2", "train.patience=2", "train.eval_metric=loss"},
-                    std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "optim.nesterov=true", "augment.flip=true",
-                                             "augment.erase=0.5", "train.precision=bfloat16"},
+                    std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "optim.nesterov=true",
+                                             "augment.flip=true", "augment.erase=0.5", "train.precision=bfloat16"},
                     std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
                     std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
                     std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
@@ -92,17 +92,30 @@ TEST_F(Training, PicturesResumeInMidEpochWithOtherWorkersAndCaches) {
   write_picture_set(folder_ / "set", {"a", "b", "c"}, 9);
   for (const std::string scale : {"[]", "[0.3,1]"}) {
     const auto train = [&](const std::string& name, std::vector<std::string> more) {
-      std::vector<std::string> arguments = {"train", "-c", config("image_folder.yaml"), "-o", name + scale, "data.dir=set",
-                                            "train.device=cpu", "train.threads=1", "data.folder_height=12",
-                                            "data.folder_width=20", "model.dim=16", "data.batch_size=4", "train.epochs=2",
-                                            "augment.scale=" + scale, "data.cache_dir=cache", "--overwrite"};
+      std::vector<std::string> arguments = {"train",
+                                            "-c",
+                                            config("image_folder.yaml"),
+                                            "-o",
+                                            name + scale,
+                                            "data.dir=set",
+                                            "train.device=cpu",
+                                            "train.threads=1",
+                                            "data.folder_height=12",
+                                            "data.folder_width=20",
+                                            "model.dim=16",
+                                            "data.batch_size=4",
+                                            "train.epochs=2",
+                                            "augment.scale=" + scale,
+                                            "data.cache_dir=cache",
+                                            "--overwrite"};
       arguments.insert(arguments.end(), more.begin(), more.end());
       const Outcome o = run(arguments);
       ASSERT_EQ(o.code, 0) << o.err;
     };
     train("whole", {"data.workers=1"});  // in memory, where nothing is cut out at random
     for (const std::string cache : {"memory", "disk", "none"}) {
-      train("parts", {"data.workers=3", "data.prefetch=5", "data.cache=" + cache, "data.cache_memory=0", "--stop-after", "1.4"});
+      train("parts", {"data.workers=3", "data.prefetch=5", "data.cache=" + cache, "data.cache_memory=0",
+                      "--stop-after", "1.4"});
       const Outcome o = run({"train", "--resume=parts" + scale, "data.workers=2", "data.prefetch=1"});
       ASSERT_EQ(o.code, 0) << o.err;
       expect_same_checkpoint(last(folder_ / ("whole" + scale)), last(folder_ / ("parts" + scale)));

@@ -43,7 +43,8 @@ class Running : public ProgramTest {
   }
   std::vector<std::string> checkpoints(const std::string& run) {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_ / run / "checkpoints")) names.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(folder_ / run / "checkpoints"))
+      names.push_back(entry.path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
   }
@@ -70,13 +71,15 @@ TEST_F(Running, PatienceEndsARunThatGetsNoBetter) {
 
 TEST_F(Running, TheBestIsByTheMetricAndTheBestFewAreKept) {
   for (const std::string metric : {"top1", "loss"}) {
-    const Outcome o = run(small(metric, {"train.epochs=7", "train.eval_metric=" + metric, "train.keep_best=2", "optim.lr=0.02"}));
+    const Outcome o =
+        run(small(metric, {"train.epochs=7", "train.eval_metric=" + metric, "train.keep_best=2", "optim.lr=0.02"}));
     ASSERT_EQ(o.code, 0) << o.err;
     std::vector<double> values = column(metric, metric == "loss" ? "val_loss" : "val_top1");
     if (metric == "loss") std::for_each(values.begin(), values.end(), [](double& v) { v = -v; });
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < values.size(); ++i) order.push_back(i + 1);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return values[a - 1] > values[b - 1]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return values[a - 1] > values[b - 1]; });
     EXPECT_EQ(json::parse(o.out).at("best_epoch"), order[0]) << metric;
     std::vector<std::string> expected = {"best.safetensors", "last.safetensors"};
     for (const std::size_t epoch : {order[0], order[1], std::size_t{7}}) {
@@ -138,13 +141,16 @@ TEST_F(Running, AnotherRunsWeightsAreTakenByName) {
   };
   Outcome o = started("same", {});
   ASSERT_EQ(o.code, 0) << o.err;
-  EXPECT_NE(o.err.find("/first/checkpoints/best.safetensors: 51 tensors loaded (averages)"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("/first/checkpoints/best.safetensors: 51 tensors loaded (averages)"), std::string::npos)
+      << o.err;
   EXPECT_EQ(o.err.find("anew"), std::string::npos) << o.err;
   const app::SafetensorsFile from = app::read_safetensors(folder_ / "first" / "checkpoints" / "best.safetensors");
   const auto expect_taken = [&](const app::SafetensorsFile& file, const std::string& without) {
     int count = 0;
     for (const auto& [name, tensor] : file.tensors) {
-      if (name.rfind("model.", 0) != 0 || name.find("running_") != std::string::npos || name.find("num_batches") != std::string::npos) continue;
+      if (name.rfind("model.", 0) != 0 || name.find("running_") != std::string::npos ||
+          name.find("num_batches") != std::string::npos)
+        continue;
       const at::Tensor& other = from.tensors.at("ema." + name.substr(6));
       if (tensor.sizes() != other.sizes()) continue;
       if (!without.empty() && name.find(without) != std::string::npos) {
@@ -172,7 +178,8 @@ TEST_F(Running, AnotherRunsWeightsAreTakenByName) {
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.err.find("not there, start anew (blocks.2."), std::string::npos) << o.err;
 
-  expect_error(started("wider", {"model.dim=[32,32]"}), 1, {"train.init_from", "row_pos is [10, 1, 16] there and [10, 1, 32] here"});
+  expect_error(started("wider", {"model.dim=[32,32]"}), 1,
+               {"train.init_from", "row_pos is [10, 1, 16] there and [10, 1, 32] here"});
   EXPECT_FALSE(fs::exists(folder_ / "wider"));
   expect_error(run(small("none", {"train.init_from=nowhere"})), 1, {"nowhere"});
   // A resumed run goes on with its own weights, wherever the first ones have gone.
@@ -191,11 +198,14 @@ TEST_F(Running, TablesAreInterpolatedWhereTheyMeanTheSame) {
   at::Tensor& bias = file.tensors.at("model.blocks.0.attention.col_bias");
   bias = (at::arange(-9, 10, at::kFloat) / 9).view({1, 19}).expand({2, 19}).contiguous();
   app::write_safetensors(folder_ / "ramp.safetensors", file);
-  ASSERT_EQ(run(small("larger", {"train.epochs=1", "optim.lr=0", "train.ema_decay=0", "train.init_from=ramp.safetensors",
-                                 "data.synthetic_height=40"})).code, 0);
+  ASSERT_EQ(run(small("larger", {"train.epochs=1", "optim.lr=0", "train.ema_decay=0",
+                                 "train.init_from=ramp.safetensors", "data.synthetic_height=40"}))
+                .code,
+            0);
   const app::SafetensorsFile larger = last("larger");  // 20 x 8 tokens
   const at::Tensor ramp = larger.tensors.at("model.row_pos").select(2, 0).flatten();
-  const at::Tensor wanted = ((at::arange(20, at::kFloat) + 0.5) / 20).clamp(0.05, 0.95);  // flat beyond the outer tokens
+  const at::Tensor wanted =
+      ((at::arange(20, at::kFloat) + 0.5) / 20).clamp(0.05, 0.95);  // flat beyond the outer tokens
   EXPECT_TRUE(at::allclose(ramp, wanted, 0, 1e-6)) << ramp;
   const at::Tensor offsets = larger.tensors.at("model.blocks.0.attention.col_bias")[1];
   EXPECT_TRUE(at::allclose(offsets, at::arange(-19, 20, at::kFloat) / 19, 0, 1e-6)) << offsets;
@@ -209,7 +219,8 @@ TEST_F(Running, WhatIsFrozenStays) {
   ASSERT_EQ(o.code, 0) << o.err;
   const app::SafetensorsFile from = last("first"), file = last("second");
   const auto frozen = [](const std::string& name) {
-    return name.rfind("stem.", 0) == 0 || name.rfind("blocks.0.attention.", 0) == 0 || name == "row_pos" || name == "col_pos" || name == "norm.weight";
+    return name.rfind("stem.", 0) == 0 || name.rfind("blocks.0.attention.", 0) == 0 || name == "row_pos" ||
+           name == "col_pos" || name == "norm.weight";
   };
   int kept = 0, moved = 0;
   for (const auto& [key, tensor] : file.tensors) {
@@ -231,10 +242,17 @@ TEST_F(Running, WhatIsFrozenStays) {
 
 TEST(LayerScale, CountsLayersAsTimmDoes) {
   const std::vector<std::int64_t> depth = {2, 3};
-  const std::map<std::string, int> powers = {{"head.weight", 0},          {"norm.bias", 1},       {"blocks.4.mlp_up.weight", 1},
-                                             {"blocks.2.mlp_up.bias", 3}, {"merges.0.linear.weight", 3}, {"blocks.1.mlp_up.weight", 4},
-                                             {"blocks.0.attention.row_bias", 5}, {"stem.conv0.weight", 6}, {"row_pos", 6}};
-  for (const auto& [name, power] : powers) EXPECT_DOUBLE_EQ(app::layer_scale(name, depth, 0.5), std::pow(0.5, power)) << name;
+  const std::map<std::string, int> powers = {{"head.weight", 0},
+                                             {"norm.bias", 1},
+                                             {"blocks.4.mlp_up.weight", 1},
+                                             {"blocks.2.mlp_up.bias", 3},
+                                             {"merges.0.linear.weight", 3},
+                                             {"blocks.1.mlp_up.weight", 4},
+                                             {"blocks.0.attention.row_bias", 5},
+                                             {"stem.conv0.weight", 6},
+                                             {"row_pos", 6}};
+  for (const auto& [name, power] : powers)
+    EXPECT_DOUBLE_EQ(app::layer_scale(name, depth, 0.5), std::pow(0.5, power)) << name;
 }
 
 TEST(LayerScale, ScalesEachRulesSteps) {
@@ -249,8 +267,10 @@ TEST(LayerScale, ScalesEachRulesSteps) {
       config.eps = 1e-8;
       config.layer_decay = decayed ? 0.5 : 1;
       app::NamedTensors parameters;
-      for (const char* name : {"stem.conv0.weight", "blocks.0.mlp_up.weight", "blocks.1.mlp_up.weight", "head.bias"}) {
-        at::Tensor p = at::zeros(std::string(name) == "head.bias" ? std::vector<std::int64_t>{4} : std::vector<std::int64_t>{4, 4});
+      for (const char* name :
+           {"stem.conv0.weight", "blocks.0.mlp_up.weight", "blocks.1.mlp_up.weight", "head.bias"}) {
+        at::Tensor p = at::zeros(std::string(name) == "head.bias" ? std::vector<std::int64_t>{4}
+                                                                  : std::vector<std::int64_t>{4, 4});
         p.mutable_grad() = p.dim() == 2 ? at::eye(4) : at::ones({4});
         parameters.emplace_back(name, p);
       }
@@ -275,8 +295,8 @@ TEST_F(Running, ADryRunTellsPartsOperationsAndMemory) {
   };
   const Outcome o = dry({"train.freeze=stem"});
   EXPECT_FALSE(fs::exists(folder_ / "run"));
-  // By hand: 2 * 9 * 16 * 80 of the stem; qkv, scores and values, output and MLP of 80 tokens of 16 channels in lines of
-  // 8 and 10; the merge and the same of 20 tokens of 32; the head.
+  // By hand: 2 * 9 * 16 * 80 of the stem; qkv, scores and values, output and MLP of 80 tokens of 16 channels in lines
+  // of 8 and 10; the merge and the same of 20 tokens of 32; the head.
   std::map<std::string, std::vector<std::string>> rows;
   std::istringstream text(o.out);
   for (std::string line; std::getline(text, line);) {

@@ -115,8 +115,7 @@ TEST_F(Folder, WhatIsNotUsedIsCounted) {
 
 TEST_F(Folder, ClassesStandInNaturalOrder) {
   for (const char* name : {"img10", "img2", "img02", "Img3", "img"}) write_flat(dir_ / "train" / name / "1.png", 1);
-  EXPECT_EQ(load_split().classes,
-            (std::vector<std::string>{"Img3", "cat", "dog", "img", "img02", "img2", "img10"}));
+  EXPECT_EQ(load_split().classes, (std::vector<std::string>{"Img3", "cat", "dog", "img", "img02", "img2", "img10"}));
 }
 
 TEST_F(Folder, ATrainedModelBringsItsClasses) {
@@ -157,7 +156,8 @@ TEST_F(Folder, OneFolderIsDividedByNames) {
 
 TEST_F(Folder, WhatIsMissingIsNamed) {
   write_flat(dir_ / "test/eel/1.png", 1);
-  expect_parts(error_of([&] { load_split(Split::kTest); }), {(dir_ / "test/eel/1.png").string(), "a class 'eel' that", "lacks"});
+  expect_parts(error_of([&] { load_split(Split::kTest); }),
+               {(dir_ / "test/eel/1.png").string(), "a class 'eel' that", "lacks"});
   fs::create_directory(dir_ / "train/fox");
   expect_parts(error_of([&] { load_split(); }), {(dir_ / "train/fox").string(), "no .png"});
   fs::remove_all(dir_ / "test");

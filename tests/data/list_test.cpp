@@ -54,7 +54,8 @@ TEST_F(List, ErrorsNameTheLine) {
 
 TEST_F(List, PathsStayInTheFolderUnlessAskedFor) {
   const std::string file = (dir_ / "set.csv").string();
-  expect_parts(error("a.png,1\n../b.png,2\n"), {file + ":2: ../b.png", "leaves the list's folder", "data.list_outside"});
+  expect_parts(error("a.png,1\n../b.png,2\n"),
+               {file + ":2: ../b.png", "leaves the list's folder", "data.list_outside"});
   expect_parts(error("a/../../b.png,2\n"), {file + ":1:", "leaves"});
   expect_parts(error("/etc/b.png,2\n"), {file + ":1: /etc/b.png", "absolute"});
   EXPECT_EQ(read("a/../b.png,2\n..c.png,1\n"), (Names{"b.png=2", "..c.png=1"}));

@@ -120,8 +120,8 @@ TEST_F(Loading, ACacheThatCannotBeIsNamed) {
 }
 
 TEST_F(Loading, Case27TheFirstBadSampleIsNamedFromAnyThread) {
-  write(pictures_->files[7], {'B', 'M', 0, 0});   // sample 7 is second in the order
-  write(pictures_->files[14], {});                // 14 third
+  write(pictures_->files[7], {'B', 'M', 0, 0});  // sample 7 is second in the order
+  write(pictures_->files[14], {});               // 14 third
   for (int repeat = 0; repeat < 20; ++repeat) {
     Loader loader(pictures_, {.workers = 4});
     expect_parts(error_of([&] { load(loader); }), {pictures_->files[7] + ": starts with 42 4d"});

@@ -33,7 +33,8 @@ Pixels pattern(std::int64_t height, std::int64_t width) {
   Bytes bytes;
   for (std::int64_t y = 0; y < height; ++y) {
     for (std::int64_t x = 0; x < width; ++x) {
-      for (std::int64_t c = 0; c < 3; ++c) bytes.push_back(static_cast<std::uint8_t>(7 * y * y + 13 * x + 31 * c * x * y));
+      for (std::int64_t c = 0; c < 3; ++c)
+        bytes.push_back(static_cast<std::uint8_t>(7 * y * y + 13 * x + 31 * c * x * y));
     }
   }
   return pixels_of(height, width, 3, bytes);
@@ -42,18 +43,19 @@ Pixels pattern(std::int64_t height, std::int64_t width) {
 // Pillow 12's Image.crop(box).resize(size, BILINEAR).
 TEST(Resize, IsPillowsToTheByte) {
   const Pixels in = pattern(17, 23);
-  EXPECT_EQ(resized(in, {0, 0, 17, 23}, 4, 5),
-            (Bytes{72,  119, 159, 156, 91,  129, 128, 134, 118, 119, 144, 120, 133, 118, 130, 103, 133, 145, 128, 102,
-                   106, 120, 134, 139, 126, 140, 149, 137, 119, 102, 143, 148, 142, 115, 110, 146, 153, 154, 133, 126,
-                   101, 127, 140, 137, 135, 141, 121, 119, 122, 121, 136, 127, 137, 121, 106, 139, 130, 116, 125, 112}));
   EXPECT_EQ(
-      resized(in, {2, 3, 3, 5}, 7, 6),
-      (Bytes{67,  77,  88,  98,  109, 119, 72,  82,  93,  103, 114, 124, 87,  97,  108, 118, 129, 139, 102, 112, 123,
-             133, 144, 154, 123, 133, 144, 154, 165, 175, 144, 154, 165, 175, 186, 196, 151, 161, 172, 182, 193, 203,
-             253, 117, 116, 178, 177, 41,  235, 130, 120, 170, 173, 40,  180, 167, 132, 148, 162, 39,  125, 205, 144,
-             125, 150, 37,  76,  166, 116, 108, 144, 41,  27,  127, 88,  92,  138, 46,  11,  114, 79,  86,  136, 47,
-             183, 94,  144, 151, 116, 219, 178, 96,  132, 146, 131, 213, 163, 100, 95,  132, 175, 194, 148, 105, 58,
-             117, 219, 176, 139, 116, 91,  126, 186, 164, 130, 127, 124, 136, 154, 151, 127, 131, 135, 139, 143, 147}));
+      resized(in, {0, 0, 17, 23}, 4, 5),
+      (Bytes{72,  119, 159, 156, 91,  129, 128, 134, 118, 119, 144, 120, 133, 118, 130, 103, 133, 145, 128, 102,
+             106, 120, 134, 139, 126, 140, 149, 137, 119, 102, 143, 148, 142, 115, 110, 146, 153, 154, 133, 126,
+             101, 127, 140, 137, 135, 141, 121, 119, 122, 121, 136, 127, 137, 121, 106, 139, 130, 116, 125, 112}));
+  EXPECT_EQ(resized(in, {2, 3, 3, 5}, 7, 6),
+            (Bytes{67,  77,  88,  98,  109, 119, 72,  82,  93,  103, 114, 124, 87,  97,  108, 118, 129, 139,
+                   102, 112, 123, 133, 144, 154, 123, 133, 144, 154, 165, 175, 144, 154, 165, 175, 186, 196,
+                   151, 161, 172, 182, 193, 203, 253, 117, 116, 178, 177, 41,  235, 130, 120, 170, 173, 40,
+                   180, 167, 132, 148, 162, 39,  125, 205, 144, 125, 150, 37,  76,  166, 116, 108, 144, 41,
+                   27,  127, 88,  92,  138, 46,  11,  114, 79,  86,  136, 47,  183, 94,  144, 151, 116, 219,
+                   178, 96,  132, 146, 131, 213, 163, 100, 95,  132, 175, 194, 148, 105, 58,  117, 219, 176,
+                   139, 116, 91,  126, 186, 164, 130, 127, 124, 136, 154, 151, 127, 131, 135, 139, 143, 147}));
   EXPECT_EQ(resized(in, {1, 0, 3, 23}, 6, 4),
             (Bytes{45,  112, 188, 139, 50,  117, 189, 124, 61,  128, 190, 93,  75,  142, 179, 73,  92,  159,
                    154, 62,  101, 168, 142, 56,  105, 124, 132, 136, 114, 124, 131, 137, 133, 123, 128, 139,
@@ -81,9 +83,11 @@ TEST(Resize, EveryProcessorMakesTheSameBytes) {
     const std::int64_t to_height = 1 + below(a.x[2], 40), to_width = 1 + below(a.x[3], i % 8 == 0 ? 5 : 60);
     Bytes bytes;
     for (std::int64_t k = 0; k < height * width * 3; ++k)
-      bytes.push_back(static_cast<std::uint8_t>(draw(i, static_cast<std::uint64_t>(k), 9).x[0] >> (k % 5 == 0 ? 31 : 24)));
+      bytes.push_back(
+          static_cast<std::uint8_t>(draw(i, static_cast<std::uint64_t>(k), 9).x[0] >> (k % 5 == 0 ? 31 : 24)));
     const Pixels rgb = pixels_of(height, width, 3, bytes);
-    const double y = unit(b.x[0]) * static_cast<double>(height) / 2, x = unit(b.x[1]) * static_cast<double>(width) / 2;
+    const double y = unit(b.x[0]) * static_cast<double>(height) / 2,
+                 x = unit(b.x[1]) * static_cast<double>(width) / 2;
     const Region region{y, x, (static_cast<double>(height) - y) * (0.1 + 0.9 * unit(b.x[2])),
                         (static_cast<double>(width) - x) * (0.1 + 0.9 * unit(b.x[3]))};
     const Bytes all = resized(rgb, region, to_height, to_width);
@@ -91,7 +95,8 @@ TEST(Resize, EveryProcessorMakesTheSameBytes) {
       Bytes one;
       for (std::int64_t k = 0; k < height * width; ++k) one.push_back(bytes[static_cast<std::size_t>(3 * k + c)]);
       const auto from = all.begin() + c * to_height * to_width;
-      ASSERT_EQ(resized(pixels_of(height, width, 1, one), region, to_height, to_width), Bytes(from, from + to_height * to_width))
+      ASSERT_EQ(resized(pixels_of(height, width, 1, one), region, to_height, to_width),
+                Bytes(from, from + to_height * to_width))
           << height << "x" << width << " to " << to_height << "x" << to_width << ", channel " << c;
     }
   }
@@ -156,7 +161,8 @@ Bytes photograph(int width, int height) {
     for (int x = 0; x < width; ++x) {
       const kernels::Philox4 words = draw(7, static_cast<std::uint64_t>(y * width + x), 0);
       for (int c = 0; c < 3; ++c) {
-        const double wave = 90 * std::sin(0.011 * x * (c + 1)) * std::cos(0.017 * y) + ((x / 40 + y / 30) % 2 ? 25 : -25);
+        const double wave =
+            90 * std::sin(0.011 * x * (c + 1)) * std::cos(0.017 * y) + ((x / 40 + y / 30) % 2 ? 25 : -25);
         const double noise = 12 * (unit(words.x[c]) - 0.5);
         out.push_back(static_cast<std::uint8_t>(std::clamp(128 + wave + noise, 0.0, 255.0)));
       }
@@ -197,7 +203,8 @@ TEST(Picture, WhatIsLeftOutChangesNothing) {
   TempDir dir;
   for (const auto& [width, height] : {std::pair{500, 120}, {333, 90}, {97, 20}}) {
     for (const bool progressive : {false, true}) {
-      write_jpeg(dir / "a.jpg", {.width = width, .height = height, .progressive = progressive}, photograph(width, height));
+      write_jpeg(dir / "a.jpg", {.width = width, .height = height, .progressive = progressive},
+                 photograph(width, height));
       const Pixels whole = open_picture(dir / "a.jpg", 3);
       bool any = false;
       for (const std::int64_t begin : {0, 1, 15, 16, 17, 40, width / 2, width - 20}) {
@@ -214,7 +221,8 @@ TEST(Picture, WhatIsLeftOutChangesNothing) {
           for (std::int64_t y = 0; y < height; ++y) {
             for (std::int64_t x = begin; x < begin + columns; ++x) {
               for (std::int64_t c = 0; c < 3; ++c) {
-                ASSERT_EQ(part.bytes.data()[(y * part.width + x - part.left) * 3 + c], whole.bytes.data()[(y * width + x) * 3 + c])
+                ASSERT_EQ(part.bytes.data()[(y * part.width + x - part.left) * 3 + c],
+                          whole.bytes.data()[(y * width + x) * 3 + c])
                     << x << ", " << y << " of columns from " << begin;
               }
             }
@@ -235,7 +243,8 @@ TEST(Picture, RandomPartsAreDrawnFromKeyAndSampleAlone) {
   // Pixels tell where they stand: red is the column, green the row.
   Bytes where;
   for (int y = 0; y < 100; ++y) {
-    for (int x = 0; x < 200; ++x) where.insert(where.end(), {static_cast<std::uint8_t>(x), static_cast<std::uint8_t>(y), 0});
+    for (int x = 0; x < 200; ++x)
+      where.insert(where.end(), {static_cast<std::uint8_t>(x), static_cast<std::uint8_t>(y), 0});
   }
   write_png(dir / "a.png", {.width = 200, .height = 100, .type = PNG_COLOR_TYPE_RGB}, where);
   const PictureOptions options{.height = 16, .width = 16};
