@@ -33,7 +33,9 @@ int run_predict(const PredictArguments& arguments);
 
 struct ConfigArguments {
   std::vector<std::string> configs, overrides;
-  bool keys = false;  // every key with its description
+  bool keys = false;    // every key with its description
+  std::string explain;  // one key, or a section
+  bool markdown = false;
 };
 int run_config(const ConfigArguments& arguments);
 
