@@ -20,7 +20,8 @@ std::string key_of_flag(const std::string& flag) {
 
 // A value, or the next option? Numbers below zero are values (and then out of range, which is said).
 bool is_option(const std::string& text) {
-  return text.size() > 1 && text[0] == '-' && std::isdigit(static_cast<unsigned char>(text[1])) == 0 && text[1] != '.';
+  return text.size() > 1 && text[0] == '-' && std::isdigit(static_cast<unsigned char>(text[1])) == 0 &&
+         text[1] != '.';
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct Command {
 // Commands that look at what training left, and completion.
 std::vector<Command> add_result_commands(CLI::App& program);
 
+void add_device(CLI::App* command, std::string& device);
 // "checkpoint" and --device, of commands that take a trained model.
 void add_model(CLI::App* command, std::string& checkpoint, std::string& device);
 

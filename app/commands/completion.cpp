@@ -35,8 +35,10 @@ bool takes_value(const CLI::Option* option) { return option->get_items_expected_
 // The keys that may stand among a command's arguments.
 std::vector<const Key*> keys_of(CLI::App* command) {
   std::vector<const Key*> keys;
-  const bool some = command->get_option_no_throw("key=value") != nullptr || command->get_name() == "predict";
-  const bool trained = command->get_option_no_throw("checkpoint") != nullptr;
+  const std::string name = command->get_name();
+  const bool mixed = name == "predict" || name == "report";  // among files and folders
+  const bool some = mixed || command->get_option_no_throw("key=value") != nullptr;
+  const bool trained = mixed || command->get_option_no_throw("checkpoint") != nullptr;
   for (const Key& key : schema()) {
     if (some && (!trained || key.may_change_on_eval)) keys.push_back(&key);
   }
@@ -66,7 +68,8 @@ std::string value_cases(CLI::App& program, const std::string& values, const std:
       std::vector<std::string> patterns;
       for (const std::string& name : names_of(option)) patterns.push_back(command->get_name() + ":" + name);
       const std::vector<std::string> words = offered(option);
-      text += "    " + joined(patterns, "|") + ") " + (words.empty() ? anything : values + joined(words)) + "; return ;;\n";
+      text += "    " + joined(patterns, "|") + ") " + (words.empty() ? anything : values + joined(words)) +
+              "; return ;;\n";
     }
   }
   return text;
@@ -91,8 +94,8 @@ std::string bash_script(CLI::App& program) {
       for (const std::string& name : names_of(option)) options.push_back(name);
     }
     for (const Key* key : keys_of(command)) keys.push_back(key->path);
-    words += "    " + command->get_name() + ")\n      options=" + quoted(joined(options)) + "\n      keys=" +
-             quoted(joined(keys)) + " ;;\n";
+    words += "    " + command->get_name() + ")\n      options=" + quoted(joined(options)) +
+             "\n      keys=" + quoted(joined(keys)) + " ;;\n";
     for (CLI::Option* option : command->get_options([](const CLI::Option* o) { return o->get_positional(); })) {
       if (const auto choices = offered(option); !choices.empty()) {
         words.insert(words.size() - 4, "\n      words=" + quoted(joined(choices)));
@@ -124,11 +127,13 @@ _axial() {
   command=${before[1]}
   prev=${before[${#before[@]} - 1]}
   if [[ ${#before[@]} == 1 ]]; then
-    _axial_reply )" + joined(names) + R"( --help --version
+    _axial_reply )" +
+         joined(names) + R"( --help --version
     return
   fi
   case $command in
-)" + words + R"(    *) return ;;
+)" + words +
+         R"(    *) return ;;
   esac
   if [[ $cur == *=* ]]; then
     head=${cur%%=*}
@@ -136,10 +141,12 @@ _axial() {
     [[ $head != --* ]] || prev=$head
   fi
   case $command:$prev in
-)" + value_cases(program, "_axial_reply ", ":") + R"(  esac
+)" + value_cases(program, "_axial_reply ", ":") +
+         R"(  esac
   if [[ -n $head ]]; then
     case $head in
-)" + key_cases("_axial_reply ", ":") + R"(    esac
+)" + key_cases("_axial_reply ", ":") +
+         R"(    esac
   elif [[ $cur == -* ]]; then
     _axial_reply $options
   elif [[ $cur == *.* ]]; then
@@ -185,24 +192,28 @@ _axial() {
   local -a commands options keys given
   local command=${words[2]} previous=${words[CURRENT-1]} current=${words[CURRENT]}
   commands=(
-)" + commands + R"(  )
+)" + commands +
+         R"(  )
   if (( CURRENT == 2 )); then
     _describe -t commands 'command' commands
     return
   fi
   case $command in
-)" + words + R"(    *) return 1 ;;
+)" + words +
+         R"(    *) return 1 ;;
   esac
   if [[ $current == --*=* ]]; then
     previous=${current%%=*}
     compset -P '*='
   fi
   case $command:$previous in
-)" + value_cases(program, "compadd -- ", "_files") + R"(  esac
+)" + value_cases(program, "compadd -- ", "_files") +
+         R"(  esac
   if [[ $current == *=* ]]; then
     compset -P '*='
     case ${current%%=*} in
-)" + key_cases("compadd -- ", "_files") + R"(    esac
+)" + key_cases("compadd -- ", "_files") +
+         R"(    esac
   elif [[ $current == -* ]]; then
     _describe -t options 'option' options
   else

@@ -107,21 +107,33 @@ int parse_and_run(int argc, char** argv) {
   CLI::App* eval_command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
   add_model(eval_command, eval.checkpoint, eval.device);
   eval_command->add_option("key=value", eval.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
-  eval_command->footer("Example: axial eval runs/try --device cpu");
+  eval_command
+      ->add_option("--json", eval.json, "write scores per class, confusion matrix and calibration to a file, too")
+      ->option_text("FILE")
+      ->check(check_not_empty);
+  eval_command->footer("Standard error has a table of the classes, standard output one line of JSON.\n"
+                       "Example: axial eval runs/try --json scores.json");
 
   PredictArguments predict;
   CLI::App* predict_command = program.add_subcommand("predict", "classes of images: input, class, probability");
   add_model(predict_command, predict.checkpoint, predict.device);
   predict_command
       ->add_option("input", predict.inputs,
-                   "PNG or JPEG files; numbers of test images (a file of that name goes first); overrides, e.g. "
-                   "data.dir=/data")
+                   "PNG or JPEG files, folders, numbers of test images, - for a list; overrides, e.g. data.dir=/data")
       ->required()
       ->option_text("...");
   predict_command->add_option("--top", predict.top, "how many classes per input (default 1)")
       ->option_text("N")
       ->check(check_count);
-  predict_command->footer("Example: axial predict runs/try shoe.png 17 --top 3");
+  one_of(predict_command
+             ->add_option("--format", predict.format,
+                          "text (input, class, probability; tabs between), csv or jsonl (default text)")
+             ->option_text("NAME"),
+         {"text", "csv", "jsonl"});
+  predict_command->footer("- reads paths from standard input, one a line. Where a file has a number for its name, the file is meant.\n"
+                          "Images are taken in batches of data.eval_batch_size; answers come in the order of the inputs.\n"
+                          "Examples: axial predict runs/try shoe.png 17 --top 3\n"
+                          "          find photos -name '*.jpg' | axial predict runs/try - --format csv");
 
   ConfigArguments config;
   CLI::App* config_command = program.add_subcommand("config", "print the effective configuration");

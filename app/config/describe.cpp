@@ -29,9 +29,7 @@ std::string wrap(const std::string& text, const std::string& head = "    ") {
   return result + line + "\n";
 }
 
-std::string limits_of(const Key& key) {
-  return print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")");
-}
+std::string limits_of(const Key& key) { return print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")"); }
 
 std::string joined(const std::vector<std::string>& names, const std::string& between) {
   std::string text;

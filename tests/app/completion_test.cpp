@@ -44,17 +44,24 @@ class Completion : public ProgramTest {
 
   // What bash offers after `typed`. `breaks`: whether "=" parts words, as it does unless the user has changed that.
   Words bash(const std::string& typed, bool breaks = true) {
-    return lines(output("bash --norc", "set -u; source ./bash\nset +u; complete -p axial > /dev/null || echo unregistered\n"
-                        "COMP_WORDBREAKS=$' \\t\\n\"\\'><" + std::string(breaks ? "=" : "") + ";|&(:'\n"
-                        "COMP_LINE='" + typed + "'; COMP_POINT=${#COMP_LINE}; _axial axial x y\n"
-                        "[[ ${#COMPREPLY[@]} == 0 ]] || printf '%s\\n' \"${COMPREPLY[@]}\"\n"));
+    return lines(output("bash --norc",
+                        "set -u; source ./bash\nset +u; complete -p axial > /dev/null || echo unregistered\n"
+                        "COMP_WORDBREAKS=$' \\t\\n\"\\'><" +
+                            std::string(breaks ? "=" : "") +
+                            ";|&(:'\n"
+                            "COMP_LINE='" +
+                            typed +
+                            "'; COMP_POINT=${#COMP_LINE}; _axial axial x y\n"
+                            "[[ ${#COMPREPLY[@]} == 0 ]] || printf '%s\\n' \"${COMPREPLY[@]}\"\n"));
   }
 
   Words zsh(const std::string& words, int current) {
-    return lines(output("zsh -f", "source ./zsh\n"
+    return lines(output("zsh -f",
+                        "source ./zsh\n"
                         "compset() { : }; _files() { print files }\n"
                         "compadd() { print -l -- ${@:#--} }; _describe() { print -l -- \"${(@P)4}\" }\n"
-                        "words=(" + words + "); CURRENT=" + std::to_string(current) + "; _axial\n"));
+                        "words=(" +
+                            words + "); CURRENT=" + std::to_string(current) + "; _axial\n"));
   }
 };
 

@@ -197,7 +197,7 @@ TEST_F(Commands, OneKeyIsExplained) {
 
 TEST_F(Commands, HelpGoesToStandardOutput) {
   for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck", "bench",
-                                    "completion"}) {
+                                    "completion", "export", "runs", "report", "explain"}) {
     const Outcome o = command.empty() ? run({"--help"}) : run({command, "--help"});
     EXPECT_EQ(o.code, 0);
     EXPECT_EQ(o.err, "");
