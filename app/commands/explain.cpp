@@ -31,10 +31,10 @@ int run_explain(const ExplainArguments& a) {
   AtomicFile file(a.output);
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const ImageSpec& spec = loaded.info.spec;
-  const at::Tensor whole = data::read_image(a.image, spec.channels);
-  const at::Tensor seen = data::fit(whole, spec.height, spec.width);
+  const at::Tensor seen = file_image(a.image, spec);
   // The part that the model sees, drawn as finely as the file has it within reason.
   const std::int64_t shorter = std::min(spec.height, spec.width), factor = (kSide + shorter - 1) / shorter;
+  const at::Tensor whole = data::read_image(a.image, spec.channels);
   const Look look = look_at(loaded, seen, data::fit(whole, spec.height * factor, spec.width * factor));
   const bool all = a.map == "all";
   const at::Tensor& one = a.map == "rows" ? look.rows : a.map == "columns" ? look.columns : look.both;

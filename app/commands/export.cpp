@@ -13,7 +13,6 @@ namespace axial::app {
 int run_export(const ExportArguments& a) {
   const std::filesystem::path path = resolve_checkpoint(a.checkpoint), target = a.output;
   std::error_code ignored;
-  if (std::filesystem::is_directory(target, ignored)) throw RunError(a.output + ": is a folder, expected a file");
   if (std::filesystem::equivalent(path, target, ignored)) {
     throw RunError(a.output + ": is the checkpoint itself, without which the run cannot go on; choose another file");
   }

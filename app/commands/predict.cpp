@@ -9,6 +9,7 @@
 
 #include "app/commands/commands.h"
 #include "app/config/load.h"
+#include "app/results/looks.h"
 #include "app/results/prediction_writer.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
@@ -72,7 +73,7 @@ class Predictor {
       for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
         if (images_[i].defined()) continue;
         try {
-          images_[i] = data::fit(data::read_image(inputs_[i], spec_.channels), spec_.height, spec_.width);
+          images_[i] = file_image(inputs_[i], spec_);
         } catch (const data::DataError& e) {  // the other inputs still get their answer
           errors[i] = e.what();
         }
@@ -105,7 +106,7 @@ class Predictor {
     at::Tensor image;  // uint8 [channels, height, width]; undefined: to be read from the file
     try {
       if (const auto index = test_index(input)) {
-        if (!test_.images.defined()) {
+        if (test_.size() == 0) {
           test_ = load_test(model_.info.config);
           check_images(test_, spec_);
           log_notes(test_);
@@ -113,7 +114,7 @@ class Predictor {
         if (*index < 0 || *index >= test_.size()) {
           throw data::DataError(input + ": no such test image (0 to " + std::to_string(test_.size() - 1) + ")");
         }
-        image = test_.images[*index];
+        image = set_image(test_, *index);
       }
     } catch (const data::DataError& e) {
       fail(e.what());

@@ -110,7 +110,7 @@ int parse_and_run(int argc, char** argv) {
   eval_command
       ->add_option("--json", eval.json, "write scores per class, confusion matrix and calibration to a file, too")
       ->option_text("FILE")
-      ->check(check_not_empty);
+      ->check(check_output);
   eval_command->footer("Standard error has a table of the classes, standard output one line of JSON.\n"
                        "Example: axial eval runs/try --json scores.json");
 

@@ -21,7 +21,7 @@ Command add_export(CLI::App& program) {
   command->add_option("-o,--output", a->output, "the file to write")
       ->required()
       ->option_text("FILE")
-      ->check(check_not_empty);
+      ->check(check_output);
   one_of(command->add_option("--weights", a->weights, "ema, model or auto: the average where there is one (default)")
              ->option_text("NAME"),
          {"auto", "ema", "model"});
@@ -57,7 +57,7 @@ Command add_report(CLI::App& program) {
   command->add_option("-o,--output", a->output, "the page to write")
       ->required()
       ->option_text("FILE")
-      ->check(check_not_empty);
+      ->check(check_output);
   add_device(command, a->device);
   command->footer(
       "Curves of loss, accuracy and learning rate, differences between the configurations, and, of each run's best\n"
@@ -77,7 +77,7 @@ Command add_explain(CLI::App& program) {
   command->add_option("-o,--output", a->output, "the PNG to write")
       ->required()
       ->option_text("FILE")
-      ->check(check_not_empty);
+      ->check(check_output);
   one_of(
       command->add_option("--map", a->map, "both, rows, columns, or all: picture, both, rows, columns (default both)")
           ->option_text("NAME"),

@@ -4,8 +4,15 @@
 
 #include "app/results/picture.h"
 #include "app/train/build.h"
+#include "data/image.h"
 
 namespace axial::app {
+
+at::Tensor set_image(const data::Dataset& set, std::int64_t index) { return set.images[index]; }
+
+at::Tensor file_image(const std::string& path, const ImageSpec& spec) {
+  return data::fit(data::read_image(path, spec.channels), spec.height, spec.width);
+}
 
 Look look_at(LoadedModel& loaded, const at::Tensor& image, const at::Tensor& shown) {
   const at::NoGradGuard no_grad;

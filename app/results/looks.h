@@ -1,4 +1,4 @@
-// Where a trained model looks, as pictures.
+// What a trained model sees, and where it looks, as pictures.
 #pragma once
 
 #include <string>
@@ -9,6 +9,11 @@
 #include "model/attention_map.h"
 
 namespace axial::app {
+
+// One image of a set, and a file brought to the size that the model sees, as training did: uint8 [channels, height,
+// width].
+at::Tensor set_image(const data::Dataset& set, std::int64_t index);
+at::Tensor file_image(const std::string& path, const ImageSpec& spec);
 
 struct Look {
   at::Tensor picture;                                     // uint8 [3, h, w], enlarged

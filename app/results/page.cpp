@@ -20,12 +20,16 @@ namespace {
 // Told apart by people with any colour vision (Okabe and Ito); yellow is left out on white.
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"};
 
-constexpr const char* kAboutCurves = R"(<p class="soft">Solid: validation, in evaluation mode. Dashed: training, the mean
+constexpr const char* kPixels = " class=\"pixels\"";
+
+constexpr const char* kAboutCurves =
+    R"(<p class="soft">Solid: validation, in evaluation mode. Dashed: training, the mean
 over the epoch with its augmentation, dropout and label smoothing, which is why it may look worse. The learning rate is
 that at the end of an epoch.</p>
 )";
 
-constexpr const char* kAboutAttention = R"(<p class="soft">Attention rollout: how much of each place arrives in the pooled
+constexpr const char* kAboutAttention =
+    R"(<p class="soft">Attention rollout: how much of each place arrives in the pooled
 output, followed back through the row and column passes (half of a place's share stays where it is, half is spread along
 the line by the attention probabilities, averaged over heads). Violet is the least of a picture, yellow the most; the
 number is the greatest value as a multiple of the mean. <b>rows</b> leaves the column passes out, <b>columns</b> the row
@@ -103,8 +107,7 @@ std::string curves(const std::vector<ReportedRun>& runs) {
                             chart("Accuracy (top1)", true, &EpochMetrics::train_top1, &EpochMetrics::val_top1) +
                             chart("Learning rate", false, &EpochMetrics::lr, nullptr);
   if (drawn.empty()) return "<p class=\"note\">No epoch is complete yet.</p>\n";
-  return std::string(kAboutCurves) + "<div class=\"charts\">\n" +
-         drawn + "</div>\n";
+  return std::string(kAboutCurves) + "<div class=\"charts\">\n" + drawn + "</div>\n";
 }
 
 std::string differences(const std::vector<ReportedRun>& runs) {
@@ -144,9 +147,9 @@ std::string mistakes_html(const RunResults& r) {
                      "(<code>axial predict RUN NUMBER</code>).</p>\n<div class=\"tiles\">\n";
   for (const Mistake& m : r.mistakes) {
     const std::string what = "test image " + std::to_string(m.index) + ": " + m.label + ", taken for " + m.predicted;
-    text += "<div class=\"tile\"><img alt=\"" + html(what) + "\" src=\"" + data_uri(m.png) + "\">is <b>" +
-            html(m.label) + "</b><br>taken for <b>" + html(m.predicted) + "</b><br>" + percent_text(m.confidence, 1) +
-            " <span class=\"soft\">#" + std::to_string(m.index) + "</span></div>\n";
+    text += "<div class=\"tile\"><img" + std::string(m.small ? kPixels : "") + " alt=\"" + html(what) + "\" src=\"" +
+            data_uri(m.png) + "\">is <b>" + html(m.label) + "</b><br>taken for <b>" + html(m.predicted) + "</b><br>" +
+            percent_text(m.confidence, 1) + " <span class=\"soft\">#" + std::to_string(m.index) + "</span></div>\n";
   }
   return text + "</div>\n";
 }
@@ -162,7 +165,7 @@ std::string attention_html(const RunResults& r) {
     text += "<div class=\"look\"><p>#" + std::to_string(a.index) + ": <b>" + html(a.label) + "</b>" +
             (right ? ", recognised" : ", taken for <b>" + html(a.predicted) + "</b>") + " (" +
             percent_text(a.confidence, 1) + ")</p><div class=\"four\">" +
-            part(a.picture, "picture", 0, " class=\"pixels\"") + part(a.both, "both", a.both_peak, "") +
+            part(a.picture, "picture", 0, a.small ? kPixels : "") + part(a.both, "both", a.both_peak, "") +
             part(a.rows, "rows", a.rows_peak, "") + part(a.columns, "columns", a.columns_peak, "") + "</div></div>\n";
   }
   return text + "</div>\n";

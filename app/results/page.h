@@ -11,7 +11,8 @@ namespace axial::app {
 
 // A test image that was taken for another class.
 struct Mistake {
-  std::string png;  // bytes of the file
+  std::string png;     // bytes of the file
+  bool small = false;  // shown larger than it is: each pixel a square
   std::int64_t index = 0;
   std::string label, predicted;
   double confidence = 0;
@@ -21,6 +22,7 @@ struct Mistake {
 // value as a multiple of the mean.
 struct Attended {
   std::int64_t index = 0;
+  bool small = false;  // the picture, as above
   std::string label, predicted;
   double confidence = 0;
   std::string picture, both, rows, columns;  // bytes of PNG files

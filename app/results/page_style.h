@@ -31,11 +31,11 @@ svg .grid { stroke: #e6e9ec; } svg .axis, svg .tick { stroke: #8a949d; }
 .track { display: inline-block; width: 180px; background: #eef1f4; border-radius: 2px; line-height: 10px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 14px; }
 .tile { width: 132px; font-size: 13px; line-height: 1.3; overflow-wrap: anywhere; }
-.tile img { width: 132px; image-rendering: pixelated; display: block; margin-bottom: 4px; border: 1px solid var(--line); }
+.tile img { width: 132px; display: block; margin-bottom: 4px; border: 1px solid var(--line); }
 .looks { display: grid; grid-template-columns: repeat(auto-fill, minmax(560px, 1fr)); gap: 18px 28px; }
 .look .four { display: grid; grid-template-columns: repeat(4, 1fr); gap: 6px; }
 .look img { width: 100%; display: block; border: 1px solid var(--line); }
-.look img.pixels { image-rendering: pixelated; }
+img.pixels { image-rendering: pixelated; }
 .look .four div { font-size: 12px; color: var(--soft); }
 .note { background: #fff6e0; border-left: 4px solid #e69f00; padding: 8px 12px; }
 )";

@@ -18,13 +18,18 @@ namespace {
 constexpr std::size_t kMistakes = 24, kRecognised = 4, kMistaken = 2;  // pictures of each kind
 constexpr std::int64_t kSide = 224;                                    // pixels of a picture with a map, at least
 
+// Smaller than the page shows it.
+bool is_small(const at::Tensor& image) { return image.size(2) < 132; }
+
 void add_mistakes(const data::Dataset& test, const std::vector<std::size_t>& wrong,
                   const std::vector<Prediction>& each, RunResults* r) {
   for (std::size_t i = 0; i < std::min(kMistakes, wrong.size()); ++i) {
     const Prediction& p = each[wrong[i]];
     Mistake m;
     m.index = static_cast<std::int64_t>(wrong[i]);
-    m.png = encode_png(as_rgb(test.images[m.index]));
+    const at::Tensor image = set_image(test, m.index);
+    m.png = encode_png(as_rgb(image));
+    m.small = is_small(image);
     m.label = test.classes[static_cast<std::size_t>(p.label)];
     m.predicted = test.classes[static_cast<std::size_t>(p.predicted)];
     m.confidence = p.confidence;
@@ -68,7 +73,7 @@ void evaluate_into(const std::filesystem::path& run, const std::string& device,
   r->mistakes_in_all = static_cast<std::int64_t>(wrong.size());
   add_mistakes(test, wrong, each, r);
   for (const std::size_t i : to_look_at(each, wrong)) {
-    const at::Tensor image = test.images[static_cast<std::int64_t>(i)];
+    const at::Tensor image = set_image(test, static_cast<std::int64_t>(i));
     const Look look = look_at(loaded, image, enlarged(image, kSide));
     Attended a;
     a.index = static_cast<std::int64_t>(i);
@@ -76,6 +81,7 @@ void evaluate_into(const std::filesystem::path& run, const std::string& device,
     a.predicted = test.classes[static_cast<std::size_t>(each[i].predicted)];
     a.confidence = each[i].confidence;
     a.picture = encode_png(as_rgb(image));
+    a.small = is_small(image);
     a.both = encode_png(look.both);
     a.rows = encode_png(look.rows);
     a.columns = encode_png(look.columns);

@@ -212,8 +212,8 @@ ReportedRun reported(const Scratch& scratch, const std::string& name) {
   run.results.weights = "weights";
   run.results.scores = score(kSome, {"a<i>", "b", "c", "d", "e", "f", "g"});
   run.results.mistakes_in_all = 3;
-  run.results.mistakes = {{"png", 7, "a<i>", "b", 0.65}};
-  run.results.attended = {{7, "a<i>", "b", 0.65, "p", "q", "r", "s", 1.5, 1.25, 2}};
+  run.results.mistakes = {{"png", true, 7, "a<i>", "b", 0.65}};
+  run.results.attended = {{7, true, "a<i>", "b", 0.65, "p", "q", "r", "s", 1.5, 1.25, 2}};
   return run;
 }
 
