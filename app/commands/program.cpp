@@ -38,8 +38,8 @@ void add_key_flags(CLI::App* command) {
   for (const Key& key : schema()) {
     for (const std::string& flag : key.flags) {
       const auto ignore = [](const std::string&) {};
-      offer(command->add_option_function<std::string>(flag, ignore, key.path)->option_text("VALUE")->group("Keys, as key=value"),
-            completions(key));
+      CLI::Option* option = command->add_option_function<std::string>(flag, ignore, key.path);
+      offer(option->option_text("VALUE")->group("Keys, as key=value"), completions(key));
     }
   }
 }
@@ -130,8 +130,8 @@ int parse_and_run(int argc, char** argv) {
                           "text (input, class, probability; tabs between), csv or jsonl (default text)")
              ->option_text("NAME"),
          {"text", "csv", "jsonl"});
-  predict_command->footer("- reads paths from standard input, one a line. Where a file has a number for its name, the file is meant.\n"
-                          "Images are taken in batches of data.eval_batch_size; answers come in the order of the inputs.\n"
+  predict_command->footer("- reads paths from standard input, one a line. A file that has a number for its name goes first.\n"
+                          "Images are taken in batches of data.eval_batch_size, answers come in their order.\n"
                           "Examples: axial predict runs/try shoe.png 17 --top 3\n"
                           "          find photos -name '*.jpg' | axial predict runs/try - --format csv");
 
