@@ -3,7 +3,7 @@
 PRESET ?= release
 BUILD = $(if $(filter cpu,$(PRESET)),build-cpu,build)
 
-.PHONY: setup build demo test
+.PHONY: setup build demo test keys
 setup:
 	@bash cmake/setup.sh
 
@@ -16,3 +16,8 @@ demo: build
 
 test: build
 	ctest --preset $(PRESET)
+
+# The tables of keys in configs/README.md, after a change of app/config/schema.cpp.
+keys: build
+	$(BUILD)/axial config --markdown > $(BUILD)/keys.md
+	sed -i -e '/^<!-- keys -->/,/^<!-- end of keys -->/{/^<!--/!d}' -e '/^<!-- keys -->/r $(BUILD)/keys.md' configs/README.md

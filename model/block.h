@@ -24,6 +24,7 @@ class AxialBlockImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const RandomState& random = {});
 
   const AxialBlockOptions& options() const { return options_; }
+  const AxialAttention& attention() const { return attention_; }
 
  private:
   AxialBlockOptions options_;

@@ -74,7 +74,7 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
   head_ = register_module("head", make_linear(o.dim.back(), o.classes, true));
 }
 
-torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const RandomState& random) {
+torch::Tensor AxialClassifierImpl::embed(const torch::Tensor& images) {
   TORCH_CHECK(images.dim() == 4 && images.size(1) == options_.channels && images.size(2) == options_.image_height &&
                   images.size(3) == options_.image_width,
               "classifier: expected images [B, ", options_.channels, ", ", options_.image_height, ", ",
@@ -83,7 +83,12 @@ torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const Ra
   const auto type = images.scalar_type();
 
   torch::Tensor x = stem_->forward(images);  // [B, H, W, D]
-  if (options_.position) x = x + (row_pos_ + col_pos_).to(type);
+  return options_.position ? x + (row_pos_ + col_pos_).to(type) : x;
+}
+
+torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const RandomState& random) {
+  const auto type = images.scalar_type();
+  torch::Tensor x = embed(images);  // [B, H, W, D]
   for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
     if (stage > 0) x = merges_[stage - 1]->forward(x);
     for (AxialBlock& block : stages_[stage]) x = block->forward(x, random);

@@ -30,6 +30,11 @@ class AxialClassifierImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& images, const RandomState& random = {});
 
   const AxialClassifierOptions& options() const { return options_; }
+  // What forward is made of, for who looks inside (model/attention_map.h). Images become tokens [B, H, W, D] with
+  // their positions; merge(i) stands before stage i + 1.
+  torch::Tensor embed(const torch::Tensor& images);
+  const std::vector<std::vector<AxialBlock>>& stages() const { return stages_; }
+  const TokenMerge& merge(std::size_t i) const { return merges_.at(i); }
   // Tokens after the stem: rows, columns.
   std::pair<std::int64_t, std::int64_t> grid() const { return {grid_height_, grid_width_}; }
 

@@ -17,10 +17,9 @@ at::Tensor to_lines(const at::Tensor& t, Axis axis) {
 
 }  // namespace
 
-at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                    const at::Tensor& bias, const CoreOptions& options) {
-  const kernels::Lines lines = lines_of(q.size(0), q.size(1), q.size(2), options.axis);
-  const std::int64_t heads = q.size(3), length = lines.length;
+at::Tensor reference_attention_probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& bias,
+                                             const CoreOptions& options) {
+  const std::int64_t heads = q.size(3), length = options.axis == Axis::kRow ? q.size(2) : q.size(1);
   const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(4)));
 
   at::Tensor scores = at::matmul(to_lines(q, options.axis), to_lines(k, options.axis).transpose(-1, -2)) * scale;
@@ -33,7 +32,14 @@ at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, co
     const at::Tensor future = at::ones({length, length}, at::dtype(at::kBool).device(q.device())).triu(1);
     scores = scores.masked_fill(future, -INFINITY);
   }
-  at::Tensor p = at::softmax(scores, -1);  // [B, N, h, L, L]
+  return at::softmax(scores, -1);
+}
+
+at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const at::Tensor& bias, const CoreOptions& options) {
+  const kernels::Lines lines = lines_of(q.size(0), q.size(1), q.size(2), options.axis);
+  const std::int64_t heads = q.size(3), length = lines.length;
+  at::Tensor p = reference_attention_probabilities(q, k, bias, options);  // [B, N, h, L, L]
   if (draws(options.dropout, options.random)) {
     const at::Tensor keep =
         dropout_mask(lines, heads, options.dropout, options.random, options.stream, lines_per_sample(lines));
@@ -44,15 +50,32 @@ at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, co
   return options.axis == Axis::kRow ? o.permute({0, 1, 3, 2, 4}) : o.permute({0, 3, 1, 2, 4});
 }
 
-at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
-  check_pass(x, parameters, options);
+namespace {
+
+at::Tensor project(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
   const std::int64_t dim = x.size(3), heads = options.heads;
   const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
-
   const at::Tensor z =
       at::layer_norm(x, {dim}, cast(parameters.norm_weight), cast(parameters.norm_bias), options.eps);
-  const at::Tensor qkv = at::linear(z, cast(parameters.qkv_weight))                  // [B, H, W, 3D]
-                             .unflatten(3, at::IntArrayRef{3, heads, dim / heads});  // [B, H, W, 3, h, d]
+  return at::linear(z, cast(parameters.qkv_weight))              // [B, H, W, 3D]
+      .unflatten(3, at::IntArrayRef{3, heads, dim / heads});  // [B, H, W, 3, h, d]
+}
+
+}  // namespace
+
+at::Tensor reference_pass_probabilities(const at::Tensor& x, const PassParameters& parameters,
+                                        const PassOptions& options) {
+  check_pass(x, parameters, options);
+  const at::Tensor qkv = project(x, parameters, options);
+  CoreOptions core;
+  core.axis = options.axis;
+  return reference_attention_probabilities(qkv.select(3, 0), qkv.select(3, 1), parameters.bias, core);
+}
+
+at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
+  check_pass(x, parameters, options);
+  const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
+  const at::Tensor qkv = project(x, parameters, options);  // [B, H, W, 3, h, d]
   CoreOptions core;
   core.axis = options.axis;
   core.dropout = options.dropout;

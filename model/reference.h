@@ -7,6 +7,16 @@
 
 namespace axial {
 
+// p[B, N, h, L, L], N lines a sample (rows N = H, columns N = W): what query i of a line gives to key j, before dropout.
+at::Tensor reference_attention_probabilities(const at::Tensor& q,     // [B, H, W, h, d], any strides
+                                             const at::Tensor& k,     // [B, H, W, h, d]
+                                             const at::Tensor& bias,  // [h, 2L-1] or undefined
+                                             const CoreOptions& options);
+
+// Those of a whole pass, from its input x[B, H, W, D].
+at::Tensor reference_pass_probabilities(const at::Tensor& x, const PassParameters& parameters,
+                                        const PassOptions& options);
+
 // Same contract as axial_attention_core (model/core.h), any order of derivatives.
 at::Tensor reference_attention_core(const at::Tensor& q,     // [B, H, W, h, d], any strides
                                     const at::Tensor& k,     // [B, H, W, h, d]

@@ -19,21 +19,24 @@ struct TrainArguments {
 int run_train(const TrainArguments& arguments);
 
 struct EvalArguments {
-  std::string checkpoint, device;
+  std::string checkpoint, device, json;
   std::vector<std::string> overrides;
 };
 int run_eval(const EvalArguments& arguments);
 
 struct PredictArguments {
   std::string checkpoint, device;
-  std::vector<std::string> inputs;  // image files, indices into the test set, and key=value
+  std::vector<std::string> inputs;  // files, folders, "-", indices into the test set, and key=value
   std::int64_t top = 1;
+  std::string format = "text";  // text, csv, jsonl
 };
 int run_predict(const PredictArguments& arguments);
 
 struct ConfigArguments {
   std::vector<std::string> configs, overrides;
-  bool keys = false;  // every key with its description
+  bool keys = false;    // every key with its description
+  std::string explain;  // one key, or a section
+  bool markdown = false;
 };
 int run_config(const ConfigArguments& arguments);
 
@@ -42,6 +45,31 @@ struct InfoArguments {
   std::vector<std::string> kernel;   // B H W D heads dtype: which code would run
 };
 int run_info(const InfoArguments& arguments);
+
+struct ExportArguments {
+  std::string checkpoint, output;
+  std::string weights = "auto";  // auto: the average where there is one; ema, model
+};
+int run_export(const ExportArguments& arguments);
+
+struct RunsArguments {
+  std::string folder;  // empty: train.output's default
+  bool json = false;
+};
+int run_runs(const RunsArguments& arguments);
+
+struct ReportArguments {
+  std::vector<std::string> runs;  // folders, and key=value
+  std::string output, device;
+};
+int run_report(const ReportArguments& arguments);
+
+struct ExplainArguments {
+  std::string checkpoint, image, output, device;
+  std::string map = "both";  // both, rows, columns, all
+  std::vector<std::string> overrides;
+};
+int run_explain(const ExplainArguments& arguments);
 
 struct GradcheckArguments {
   std::string device = "cpu", json;

@@ -3,16 +3,18 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/result.h"
+#include "app/results/predictions.h"
+#include "app/run/atomic_file.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
 #include "app/train/checks.h"
-#include "app/train/evaluate.h"
 #include "app/train/report.h"
 #include "app/train/state.h"
 
 namespace axial::app {
 
 int run_eval(const EvalArguments& a) {
+  if (!a.json.empty()) AtomicFile can_be_written(a.json);
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const Config& config = loaded.info.config;
   const data::Dataset test = load_test(config, loaded.info.spec.classes);
@@ -24,8 +26,18 @@ int run_eval(const EvalArguments& a) {
   log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " +
             config.data.dataset + ", on " + loaded.device.str());
   const auto start = std::chrono::steady_clock::now();
-  const Evaluation e = evaluate(*loaded.model, batches);
+  const SetPredictions predictions = predict_set(*loaded.model, batches);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const Evaluation& e = predictions.evaluation;
+  const Scores scores = score(predictions.each, loaded.info.spec.classes);
+  for (const std::string& line : scores_table(scores)) log::info(line);
+  if (!a.json.empty()) {
+    Json document = {{"checkpoint", checkpoint}, {"dataset", config.data.dataset}, {"loss", rounded(e.loss, 6)}};
+    document.update(scores_json(scores));
+    AtomicFile file(a.json);
+    file.write(document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+    file.commit();
+  }
   print_result({{"top1", rounded(e.top1, 6)},
                 {"loss", rounded(e.loss, 4)},
                 {"epochs", loaded.info.progress.epoch},

@@ -1,5 +1,7 @@
 #include "app/commands/option_checks.h"
 
+#include <filesystem>
+
 #include "app/config/schema.h"
 #include "app/config/value.h"
 #include "app/config/yaml_tree.h"
@@ -53,5 +55,10 @@ std::string check_seed(const std::string& text) {
 }
 
 std::string check_not_empty(const std::string& text) { return text.empty() ? "expected a path, found nothing" : ""; }
+
+std::string check_output(const std::string& text) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(text, ignored) ? found("a file", "the folder " + text) : check_not_empty(text);
+}
 
 }  // namespace axial::app

@@ -1,14 +1,16 @@
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "app/commands/commands.h"
 #include "app/config/load.h"
+#include "app/results/looks.h"
+#include "app/results/prediction_writer.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
 #include "app/train/checks.h"
@@ -32,6 +34,133 @@ std::optional<std::int64_t> test_index(const std::string& input) {
   return std::nullopt;
 }
 
+// Inputs in the order given, answered batch by batch.
+class Predictor {
+ public:
+  Predictor(LoadedModel& loaded, PredictionWriter& writer, std::int64_t top)
+      : model_(loaded), spec_(loaded.info.spec), writer_(writer) {
+    top_ = std::min<std::int64_t>(top, static_cast<std::int64_t>(spec_.classes.size()));
+    batch_ = static_cast<std::size_t>(loaded.info.config.data.eval_batch_size);
+    mean_ = at::tensor(spec_.mean, at::kFloat).view({-1, 1, 1});
+    std_ = at::tensor(spec_.std, at::kFloat).view({-1, 1, 1});
+  }
+
+  // A file, a folder, or the number of a test image.
+  void add(const std::string& input) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(input, ignored)) {
+      take(input);
+      return;
+    }
+    try {
+      std::vector<std::filesystem::path> others;
+      const std::vector<std::filesystem::path> files = data::list_images(input, &others);
+      if (files.empty()) throw data::DataError(input + ": no .png, .jpg or .jpeg files in it");
+      if (!others.empty()) {
+        log::warning(input + ": " + std::to_string(others.size()) + " other files are left out, the first is " +
+                     std::min_element(others.begin(), others.end())->string());
+      }
+      for (const auto& file : files) take(file.string());
+    } catch (const data::DataError& e) {
+      fail(e.what());
+    }
+  }
+
+  void flush() {
+    const auto count = static_cast<std::int64_t>(inputs_.size());
+    if (count == 0) return;
+    std::vector<std::string> errors(inputs_.size());
+    at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+        if (images_[i].defined()) continue;
+        try {
+          images_[i] = file_image(inputs_[i], model_.info);
+        } catch (const data::DataError& e) {  // the other inputs still get their answer
+          errors[i] = e.what();
+        }
+      }
+    });
+    std::vector<std::string> names;
+    std::vector<at::Tensor> good;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (!errors[i].empty()) {
+        fail(errors[i]);
+      } else {
+        names.push_back(inputs_[i]);
+        good.push_back((images_[i].to(at::kFloat) / 255 - mean_) / std_);
+      }
+    }
+    inputs_.clear();
+    images_.clear();
+    if (!good.empty()) answer(names, at::stack(good));
+  }
+
+  int failures() const { return failures_; }
+
+ private:
+  void fail(const std::string& what) {
+    log::error(what);
+    failures_ += 1;
+  }
+
+  void take(const std::string& input) {
+    at::Tensor image;  // uint8 [channels, height, width]; undefined: to be read from the file
+    try {
+      if (const auto index = test_index(input)) {
+        if (test_.size() == 0) {
+          test_ = load_test(model_.info.config, spec_.classes);
+          check_images(test_, spec_);
+          log_notes(test_);
+        }
+        if (*index < 0 || *index >= test_.size()) {
+          throw data::DataError(input + ": no such test image (0 to " + std::to_string(test_.size() - 1) + ")");
+        }
+        image = data::image_of(test_, *index);
+      }
+    } catch (const data::DataError& e) {
+      fail(e.what());
+      return;
+    }
+    inputs_.push_back(input);
+    images_.push_back(image);
+    if (inputs_.size() >= batch_) flush();
+  }
+
+  void answer(const std::vector<std::string>& names, const at::Tensor& pixels) {
+    const at::ScalarType type = compute_type(model_.info.config.train.precision);
+    const at::Tensor logits = model_.model->forward(pixels.to(model_.device, type));
+    const auto [values, indices] = logits.to(at::kFloat).softmax(1).cpu().topk(top_, 1);
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      std::vector<RankedClass> classes;
+      for (std::int64_t k = 0; k < top_; ++k) {
+        const auto row = static_cast<std::int64_t>(i);
+        classes.push_back({spec_.classes[static_cast<std::size_t>(indices[row][k].item<std::int64_t>())],
+                           values[row][k].item<double>()});
+      }
+      writer_.write(names[i], classes);
+    }
+    writer_.flush();
+  }
+
+  LoadedModel& model_;
+  const ImageSpec& spec_;
+  PredictionWriter& writer_;
+  std::int64_t top_ = 1;
+  std::size_t batch_ = 1;
+  at::Tensor mean_, std_;  // [channels, 1, 1]
+  data::Dataset test_;     // loaded when the first index asks for it
+  std::vector<std::string> inputs_;
+  std::vector<at::Tensor> images_;
+  int failures_ = 0;
+};
+
+void add_from_standard_input(Predictor& predictor) {
+  for (std::string line; std::getline(std::cin, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (!line.empty()) predictor.add(line);
+  }
+}
+
 }  // namespace
 
 int run_predict(const PredictArguments& a) {
@@ -39,47 +168,18 @@ int run_predict(const PredictArguments& a) {
   for (const std::string& argument : a.inputs) (is_override(argument) ? overrides : inputs).push_back(argument);
   if (inputs.empty()) throw ConfigError("command line: input: expected image files or indices into the test set");
   LoadedModel loaded = load_model(a.checkpoint, a.device, overrides);
-  const ImageSpec& spec = loaded.info.spec;
-  const at::ScalarType dtype = compute_type(loaded.info.config.train.precision);
-  data::Dataset test;  // loaded when the first index asks for it
-  const at::Tensor mean = at::tensor(spec.mean, at::kFloat).view({-1, 1, 1});
-  const at::Tensor std = at::tensor(spec.std, at::kFloat).view({-1, 1, 1});
-  const auto top = std::min<std::int64_t>(a.top, static_cast<std::int64_t>(spec.classes.size()));
   at::NoGradGuard no_grad;
-  int failures = 0;
+  PredictionWriter writer(std::cout, a.format);
+  Predictor predictor(loaded, writer, a.top);
   for (const std::string& input : inputs) {
-    at::Tensor image;  // uint8 [channels, height, width]
-    try {
-      if (const auto index = test_index(input)) {
-        if (test.size() == 0) {
-          test = load_test(loaded.info.config, spec.classes);
-          check_images(test, spec);
-          log_notes(test);
-        }
-        if (*index < 0 || *index >= test.size()) {
-          throw data::DataError(input + ": no such test image (0 to " + std::to_string(test.size() - 1) + ")");
-        }
-        image = data::image_of(test, *index);
-      } else {
-        image = data::read_image(input, picture_options(loaded.info.config, spec));  // as training did
-      }
-    } catch (const data::DataError& e) {  // the other inputs still get their answer
-      log::error(e.what());
-      failures += 1;
-      continue;
+    if (input == "-") {
+      add_from_standard_input(predictor);
+    } else {
+      predictor.add(input);
     }
-    const at::Tensor pixels = ((image.to(at::kFloat) / 255 - mean) / std).unsqueeze(0).to(loaded.device, dtype);
-    const at::Tensor probability = loaded.model->forward(pixels).to(at::kFloat).softmax(1).cpu();
-    const auto [values, indices] = probability[0].topk(top);
-    for (std::int64_t i = 0; i < top; ++i) {
-      char line[64];
-      std::snprintf(line, sizeof line, "%.4f", values[i].item<double>());
-      std::cout << input << '\t' << spec.classes[static_cast<std::size_t>(indices[i].item<std::int64_t>())] << '\t' << line
-                << '\n';
-    }
-    std::cout.flush();
   }
-  return failures == 0 ? 0 : 1;
+  predictor.flush();
+  return predictor.failures() == 0 ? 0 : 1;
 }
 
 }  // namespace axial::app

@@ -15,9 +15,12 @@
 #include <c10/util/Exception.h>
 
 #include "app/checkpoint/safetensors.h"
+#include "app/commands/arguments.h"
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/option_checks.h"
 #include "app/config/load.h"
+#include "app/config/schema.h"
 #include "app/config/yaml_tree.h"
 #include "app/run/log.h"
 #include "app/version.h"
@@ -30,26 +33,15 @@ constexpr int kDone = 0, kFailed = 1, kUsage = 2;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// --resume has an optional value, which CLI11 would take from whatever follows (--resume key=value would lose the
-// override). So a bare --resume becomes a flag of its own, and a path after it, which no other argument could be,
-// becomes --resume=PATH.
-std::vector<std::string> split_resume(int argc, char** argv) {
-  std::vector<std::string> arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const std::string next = i + 1 < argc ? argv[i + 1] : "-";
-    if (argument == "--resume=")
-      throw ConfigError("command line: --resume=: expected a run's folder or a checkpoint");
-    if (argument != "--resume") {
-      arguments.push_back(argument);
-    } else if (next.empty() || next[0] == '-' || next.find('=') != std::string::npos) {
-      arguments.push_back("--resume-newest");
-    } else {
-      arguments.push_back("--resume=" + next);
-      ++i;
+// The flags arrive as key=value (plain_arguments): here they are for the help and for completion.
+void add_key_flags(CLI::App* command) {
+  for (const Key& key : schema()) {
+    for (const std::string& flag : key.flags) {
+      const auto ignore = [](const std::string&) {};
+      CLI::Option* option = command->add_option_function<std::string>(flag, ignore, key.path);
+      offer(option->option_text("VALUE")->group("Keys, as key=value"), completions(key));
     }
   }
-  return arguments;
 }
 
 void add_configuration(CLI::App* command, std::vector<std::string>& configs, std::vector<std::string>& overrides) {
@@ -61,16 +53,7 @@ void add_configuration(CLI::App* command, std::vector<std::string>& configs, std
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("key=value", overrides, "overrides, e.g. optim.lr=1e-3 model.dim=[64,128]")->option_text("...");
-}
-
-void add_model(CLI::App* command, std::string& checkpoint, std::string& device) {
-  command->add_option("checkpoint", checkpoint, "a checkpoint, or a run's folder (its best)")
-      ->required()
-      ->option_text(" ")
-      ->check(check_not_empty);
-  command->add_option("--device", device, "cpu, cuda, cuda:N or auto (default: as trained)")
-      ->option_text("NAME")
-      ->check(check_device);
+  add_key_flags(command);
 }
 
 // A pipe whose reader wants no more (axial config --keys | head) is no news.
@@ -124,34 +107,53 @@ int parse_and_run(int argc, char** argv) {
       ->option_text("MINUTES")
       ->check(check_minutes);
   train_command->footer(
-      "Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys.\n"
-      "Example: axial train -c configs/fashion_mnist.yaml train.epochs=5 -o runs/try");
+      "Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys; one: axial config --explain KEY.\n"
+      "Example: axial train -c configs/fashion_mnist.yaml --epochs 5 --lr 2e-3 model.drop_path=0.1 -o runs/try");
 
   EvalArguments eval;
   CLI::App* eval_command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
   add_model(eval_command, eval.checkpoint, eval.device);
   eval_command->add_option("key=value", eval.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
-  eval_command->footer("Example: axial eval runs/try --device cpu");
+  eval_command
+      ->add_option("--json", eval.json, "write scores per class, confusion matrix and calibration to a file, too")
+      ->option_text("FILE")
+      ->check(check_output);
+  eval_command->footer("Standard error has a table of the classes, standard output one line of JSON.\n"
+                       "Example: axial eval runs/try --json scores.json");
 
   PredictArguments predict;
   CLI::App* predict_command = program.add_subcommand("predict", "classes of images: input, class, probability");
   add_model(predict_command, predict.checkpoint, predict.device);
   predict_command
       ->add_option("input", predict.inputs,
-                   "PNG or JPEG files; numbers of test images (a file of that name goes first); overrides, e.g. "
-                   "data.dir=/data")
+                   "PNG or JPEG files, folders, numbers of test images, - for a list; overrides, e.g. data.dir=/data")
       ->required()
       ->option_text("...");
   predict_command->add_option("--top", predict.top, "how many classes per input (default 1)")
       ->option_text("N")
       ->check(check_count);
-  predict_command->footer("Example: axial predict runs/try shoe.png 17 --top 3");
+  one_of(predict_command
+             ->add_option("--format", predict.format,
+                          "text (input, class, probability; tabs between), csv or jsonl (default text)")
+             ->option_text("NAME"),
+         {"text", "csv", "jsonl"});
+  predict_command->footer("- reads paths from standard input, one a line. A file that has a number for its name goes first.\n"
+                          "Images are taken in batches of data.eval_batch_size, answers come in their order.\n"
+                          "Examples: axial predict runs/try shoe.png 17 --top 3\n"
+                          "          find photos -name '*.jpg' | axial predict runs/try - --format csv");
 
   ConfigArguments config;
   CLI::App* config_command = program.add_subcommand("config", "print the effective configuration");
   add_configuration(config_command, config.configs, config.overrides);
-  config_command->add_flag("--keys", config.keys, "every key: value, type, range, default, meaning");
-  config_command->footer("Example: axial config -c configs/smoke.yaml optim.lr=0.01");
+  config_command
+      ->add_option("--explain", config.explain,
+                   "a key (or a section) at length; without one every key: value, type, range, default, meaning")
+      ->option_text("[KEY]");
+  config_command->add_flag("--keys", config.keys, "the same as --explain alone");
+  config_command->add_flag("--markdown", config.markdown, "all keys as the tables of configs/README.md");
+  config_command->footer(
+      "A file may stand on another: `base: other.yaml` in it, relative to it.\n"
+      "Examples: axial config -c configs/smoke.yaml --lr 0.01\n          axial config --explain optim.lr");
 
   InfoArguments info;
   CLI::App* info_command = program.add_subcommand("info", "versions, devices and kernels; or what a checkpoint holds");
@@ -211,20 +213,25 @@ int parse_and_run(int argc, char** argv) {
       ->check(check_count);
   bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json");
 
+  const std::vector<Command> more = add_result_commands(program);
+
   program.get_formatter()->label("OPTIONS", "options");
   program.get_formatter()->label("SUBCOMMAND", "COMMAND");
   for (CLI::App* command : program.get_subcommands([](CLI::App*) { return true; })) {
     command->group("Commands")->get_formatter()->label("OPTIONS", "options");
   }
 
-  std::vector<std::string> arguments = split_resume(argc, argv);
+  std::vector<std::string> arguments = plain_arguments(argc, argv);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   const auto commands = program.get_subcommands([](const CLI::App*) { return true; });
   if (!arguments.empty() && arguments.back().rfind('-', 0) != 0 &&
       std::none_of(commands.begin(), commands.end(),
                    [&](const CLI::App* command) { return command->get_name() == arguments.back(); })) {
-    throw ConfigError("command line: unknown command " + excerpt(arguments.back()) +
-                      "; expected train, eval, predict, config, info, gradcheck or bench");
+    std::string names;
+    for (const CLI::App* command : commands) {
+      names += (names.empty() ? "" : command == commands.back() ? " or " : ", ") + command->get_name();
+    }
+    throw ConfigError("command line: unknown command " + excerpt(arguments.back()) + "; expected " + names);
   }
   try {
     program.parse(arguments);
@@ -232,7 +239,11 @@ int parse_and_run(int argc, char** argv) {
     program.exit(e);
     return kDone;
   } catch (const CLI::ParseError& e) {
-    const std::string message = first_line(e.what());  // holds what was typed, which may be long
+    std::string message = first_line(e.what());  // holds what was typed, which may be long
+    const std::string missing = ": 1 required TEXT missing";  // CLI11's words for an option without its value
+    if (const std::size_t at = message.find(missing); at != std::string::npos) {
+      message.replace(at, missing.size(), ": expected a value after it");
+    }
     log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") +
                " (see axial --help)");
     return kUsage;
@@ -247,6 +258,9 @@ int parse_and_run(int argc, char** argv) {
   if (*config_command) return run_config(config);
   if (*info_command) return run_info(info);
   if (*gradcheck_command) return run_gradcheck(gradcheck);
+  for (const Command& command : more) {
+    if (*command.parser) return command.run();
+  }
   return run_bench(bench);
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <map>
-#include <sstream>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -51,19 +51,13 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// Lines of at most kDescriptionWidth columns, indented, broken between words.
-std::string wrap(const std::string& text) {
-  const std::string indent(4, ' ');
-  std::istringstream words(text);
-  std::string result, line;
-  for (std::string word; words >> word;) {
-    if (!line.empty() && indent.size() + line.size() + 1 + word.size() > kDescriptionWidth) {
-      result += indent + line + "\n";
-      line.clear();
-    }
-    line += (line.empty() ? "" : " ") + word;
-  }
-  return result + indent + line + "\n";
+constexpr std::size_t kMaxBases = 100;  // files under one: more is a mistake, or meant to take for ever
+
+// How errors and comparisons name a file: "a/../b.yaml" is b.yaml.
+std::string identity(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(path, ignored);
+  return whole.empty() ? path : whole.string();
 }
 
 class Loader {
@@ -75,6 +69,13 @@ class Loader {
     }
   }
 
+  // The file's base first, then the file: later wins.
+  void file(const std::string& path) {
+    open_.push_back(path);
+    text(read_text(path), path);
+    open_.pop_back();
+  }
+
   void text(const std::string& yaml, const std::string& name) {
     const Origin origin{name};
     const NodePtr root = parse_yaml(yaml, origin);
@@ -83,7 +84,11 @@ class Loader {
     if (root->kind != Node::Kind::kMap)
       throw ConfigError(name + ": expected sections (model, data, ...) at the top level, found " +
                         (root->kind == Node::Kind::kList ? "a list" : "a single value"));
+    for (const Entry& entry : root->entries) {
+      if (entry.key == "base" && !open_.empty()) base(*entry.value, origin.at(entry.line) + ": base: ");
+    }
     for (const Entry& section : root->entries) {
+      if (section.key == "base" && !open_.empty()) continue;
       const std::string at = origin.at(section.line) + ": " + excerpt(section.key) + ": ";
       if (!is_section(section.key)) unknown(at, "", section.key, *section.value);
       if (section.value->kind != Node::Kind::kMap)
@@ -120,6 +125,27 @@ class Loader {
   }
 
  private:
+  // `base: other.yaml`, relative to the file that says so.
+  void base(const Node& value, const std::string& at) {
+    if (value.kind != Node::Kind::kScalar || value.text.empty())
+      throw ConfigError(at + "expected the path of one configuration file");
+    const std::string path = (std::filesystem::path(open_.back()).parent_path() / value.text).string();
+    std::string chain;
+    for (const std::string& above : open_) {
+      const bool again = identity(above) == identity(path);
+      if (again || !chain.empty()) chain += above + " -> ";
+    }
+    if (!chain.empty()) throw ConfigError(at + "a configuration cannot be its own base: " + chain + path);
+    if (++bases_ > kMaxBases) throw ConfigError(at + "more than " + std::to_string(kMaxBases) + " bases in all");
+    try {
+      file(path);
+    } catch (const ConfigError& error) {
+      const std::string message = error.what(), unread = path + ": cannot be read";
+      if (message.rfind(unread, 0) != 0) throw;
+      throw ConfigError(at + message);
+    }
+  }
+
   [[noreturn]] static void unknown(const std::string& at, const std::string& section, const std::string& leaf,
                                    const Node& value) {
     // A map at the top level was meant as a section.
@@ -167,13 +193,15 @@ class Loader {
 
   Config config_{};
   std::map<std::string, std::string> set_at_;
+  std::vector<std::string> open_;  // the files being read, each the base of the one before
+  std::size_t bases_ = 0;
 };
 
 }  // namespace
 
 Config load_config(const std::vector<std::string>& files, const std::vector<std::string>& overrides) {
   Loader loader;
-  for (const std::string& file : files) loader.text(read_text(file), file);
+  for (const std::string& file : files) loader.file(file);
   for (const std::string& argument : overrides) loader.override_with(argument);
   return loader.finish();
 }
@@ -182,7 +210,7 @@ Config override_config(const Config& base, const std::vector<std::string>& files
                        const std::vector<std::string>& overrides) {
   Loader loader;
   loader.text(to_yaml(base), "checkpoint");
-  for (const std::string& file : files) loader.text(read_text(file), file);
+  for (const std::string& file : files) loader.file(file);
   for (const std::string& argument : overrides) loader.override_with(argument);
   return loader.finish();
 }
@@ -206,19 +234,6 @@ std::string to_yaml(const Config& config, bool with_help) {
       line += "  # " + key.help + (key.unit.empty() ? "" : " [" + key.unit + "]");
     }
     text += line + "\n";
-  }
-  return text;
-}
-
-std::string describe_keys(const Config& config) {
-  std::string text;
-  for (const Key& key : schema()) {
-    const std::string value = print_value(key, config);
-    text += key.path + " = " + value + (value == key.preset ? "  (default)" : "  (default " + key.preset + ")") +
-            "\n" +
-            wrap(print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")") +
-                 (key.may_change_on_resume ? "; may change on resume" : "")) +
-            wrap(key.help);
   }
   return text;
 }

@@ -1,7 +1,6 @@
 // From YAML files and key=value arguments to a checked Config, and back to YAML.
 #pragma once
 
-#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,10 +15,11 @@ struct ConfigError : std::runtime_error {
   explicit ConfigError(const std::string& message);  // control characters become spaces: keys may hold any
 };
 
-// Defaults, then each file in order (later wins), then the overrides "key.sub=value" in order: a key that is
-// given twice on the command line takes the last value, so that a script's arguments can be added to. The
-// value is YAML ("model.dim=[64, 128]"), except that text is taken as it stands. Throws ConfigError for the
-// first thing that is wrong.
+// Defaults, then each file in order, then the overrides "key.sub=value" in order; later wins. A file that says
+// `base: other.yaml` (relative to itself) stands on that file, which is read just before it. A key that is given
+// twice on the command line takes the last value, so that a script's arguments can be added to. The value is YAML
+// ("model.dim=[64, 128]"), except that text is taken as it stands. Throws ConfigError for the first thing that is
+// wrong.
 Config load_config(const std::vector<std::string>& files, const std::vector<std::string>& overrides);
 
 // From text that was printed by to_yaml (a checkpoint's metadata); `origin` stands for the file name in errors.
@@ -32,11 +32,6 @@ Config override_config(const Config& base, const std::vector<std::string>& files
 // The complete effective configuration; loads back to the same Config. `with_help`: what each key means stands
 // behind it as a comment.
 std::string to_yaml(const Config& config, bool with_help = false);
-
-// Every key with its value in `config`, type and range, unit, default and meaning, in lines of at most
-// kDescriptionWidth columns.
-inline constexpr std::size_t kDescriptionWidth = 100;
-std::string describe_keys(const Config& config);
 
 // "section.name=value" with a section that there is: what an argument that could also be a file's name is taken for.
 bool is_override(const std::string& argument);

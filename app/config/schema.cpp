@@ -266,6 +266,14 @@ constexpr const char* kOnEval[] = {"train.device",           "train.threads",
                                    "data.prefetch",          "data.cache",
                                    "data.cache_memory",      "data.cache_dir"};
 
+// Flags for the keys that people reach for most, in timm's names.
+constexpr struct {
+  const char *flag, *path;
+} kFlags[] = {{"--dataset", "data.dataset"},    {"--data-dir", "data.dir"},
+              {"--batch-size", "data.batch_size"}, {"--epochs", "train.epochs"}, {"--lr", "optim.lr"},
+              {"--opt", "optim.name"},          {"--weight-decay", "optim.weight_decay"},
+              {"--device", "train.device"},     {"--seed", "train.seed"}};
+
 template <std::size_t n>
 bool is_one_of(const char* const (&names)[n], const std::string& path) {
   return std::find(std::begin(names), std::end(names), path) != std::end(names);
@@ -279,6 +287,9 @@ const std::vector<Key>& schema() {
     for (Key& key : made) {
       key.may_change_on_resume = is_one_of(kOnResume, key.path);
       key.may_change_on_eval = is_one_of(kOnEval, key.path);
+      for (const auto& [flag, path] : kFlags) {
+        if (key.path == path) key.flags.push_back(flag);
+      }
     }
     return made;
   }();

@@ -48,6 +48,7 @@ struct Key {
   std::string other_names;  // what other programs call it, separated by spaces: for suggestions only
   bool may_change_on_resume = false,
        may_change_on_eval = false;  // of a run that is resumed, of a model that is taken
+  std::vector<std::string> flags = {};  // of `axial train` and `axial config`, for key=value: "--lr"
   std::string section() const { return path.substr(0, path.find('.')); }
   std::string leaf() const { return path.substr(path.find('.') + 1); }
 };

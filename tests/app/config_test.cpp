@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "app/config/describe.h"
 #include "app/config/load.h"
 #include "app/config/schema.h"
 #include "app/config/value.h"
@@ -169,6 +170,84 @@ TEST(Config, DescriptionNamesEveryKeyWithItsValueInLinesThatFit) {
   EXPECT_HAS(text, "an integer in 1..1000000 (epochs); may change on resume\n");
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kDescriptionWidth) << line;
+}
+
+TEST(Config, AKeyIsExplainedAtLengthByItsPathOrByItsNameAlone) {
+  const Config config = load_config({}, {"optim.lr=0.5"});
+  const std::string text = explain("optim.lr", config);
+  for (const char* part : {"optim.lr\n", "peak learning rate", "a number in [0, 1000]", "default     0.001\n",
+                           "value       0.5\n", "--lr VALUE\n", "learning_rate, base_lr, eta\n", "optim.lr=0.5\n"}) {
+    EXPECT_HAS(text, part);
+  }
+  EXPECT_EQ(explain("lr", config), text);
+  const std::string both = explain("name", load_config({}, {}));
+  EXPECT_HAS(both, "optim.name\n");
+  EXPECT_EQ(explain("optim", config), describe_keys(config, "optim."));
+  const auto error = [&](const std::string& name) {
+    return testing::message_of<ConfigError>([&] { explain(name, config); });
+  };
+  EXPECT_HAS(error("optim.lrr"), "--explain: optim.lrr: unknown key; did you mean optim.lr?");
+  EXPECT_HAS(error("learning_rate"), "here it is called optim.lr");
+  for (const Key& key : schema()) {
+    std::istringstream lines(explain(key.path, config));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kDescriptionWidth) << line;
+  }
+}
+
+TEST(Config, FlagsBelongToOneKeyEach) {
+  std::set<std::string> flags;
+  for (const Key& key : schema()) {
+    for (const std::string& flag : key.flags) EXPECT_TRUE(flags.insert(flag).second) << flag;
+  }
+  for (const char* flag : {"--lr", "--epochs", "--batch-size", "--device", "--seed"}) {
+    EXPECT_EQ(flags.count(flag), 1u) << flag;
+  }
+}
+
+TEST(Config, TheTablesOfKeysInTheDocumentationAreCurrent) {
+  const std::string text = testing::get(std::filesystem::path(AXIAL_SOURCE_DIR) / "configs/README.md");
+  const std::string begin = "<!-- keys -->\n", end = "<!-- end of keys -->\n";
+  const std::size_t from = text.find(begin), to = text.find(end);
+  ASSERT_TRUE(from != std::string::npos && to != std::string::npos);
+  EXPECT_EQ(text.substr(from + begin.size(), to - from - begin.size()), keys_as_markdown())
+      << "make keys writes them anew";
+}
+
+TEST(Config, ABaseIsReadFirstAndWhatStandsOnItWins) {
+  const Scratch scratch;
+  std::filesystem::create_directories(scratch / "common");
+  testing::put(scratch / "common/root.yaml", "train:\n  epochs: 1\n  seed: 1\n  log_every: 1\n");
+  testing::put(scratch / "common/middle.yaml", "base: root.yaml\ntrain:\n  epochs: 2\n  seed: 2\n");
+  testing::put(scratch / "top.yaml", "train:\n  epochs: 3\nbase: common/../common/middle.yaml\n");
+  const Config config = load_config({(scratch / "top.yaml").string()}, {});
+  EXPECT_EQ(config.train.epochs, 3);
+  EXPECT_EQ(config.train.seed, 2u);
+  EXPECT_EQ(config.train.log_every, 1);
+  // A base that two files share is no cycle; a later file wins over the earlier one and its base.
+  testing::put(scratch / "other.yaml", "base: " + (scratch / "common/root.yaml").string() + "\n");
+  EXPECT_EQ(load_config({(scratch / "top.yaml").string(), (scratch / "other.yaml").string()}, {}).train.epochs, 1);
+  EXPECT_EQ(load_config({(scratch / "top.yaml").string()}, {"train.epochs=9"}).train.epochs, 9);
+}
+
+TEST(Config, ABaseThatCannotBeIsOneLineWithItsPlace) {
+  const Scratch scratch;
+  const auto error = [&](const std::string& text) {
+    testing::put(scratch / "a.yaml", text);
+    return testing::message_of<ConfigError>([&] { load_config({(scratch / "a.yaml").string()}, {}); });
+  };
+  const std::string a = (scratch / "a.yaml").string(), b = (scratch / "b.yaml").string();
+  EXPECT_EQ(error("base: ./a.yaml\n").rfind(a + ":1: base: a configuration cannot be its own base: " + a + " -> ", 0), 0u);
+  testing::put(scratch / "b.yaml", "train:\n  epochs: 1\nbase: a.yaml\n");
+  EXPECT_EQ(error("base: b.yaml\n"),
+            b + ":3: base: a configuration cannot be its own base: " + a + " -> " + b + " -> " + a);
+  EXPECT_HAS(error("train:\n  epochs: 1\nbase: none.yaml\n"), a + ":3: base: " + (scratch / "none.yaml").string() +
+                                                              ": cannot be read: No such file");
+  EXPECT_HAS(error("base: [b.yaml]\n"), a + ":1: base: expected the path of one configuration file");
+  EXPECT_HAS(error("base:\n"), "expected the path of one configuration file");
+  testing::put(scratch / "b.yaml", "train:\n  epochs: x\n");
+  EXPECT_HAS(error("base: b.yaml\n"), b + ":2: train.epochs: expected");
+  // What a checkpoint holds is complete: there a base would be a file of somebody's.
+  EXPECT_HAS(testing::message_of<ConfigError>([] { parse_config("base: b.yaml\n", "checkpoint"); }), "base");
 }
 
 TEST(Config, WhatMayBeAFileNameIsAnOverrideOnlyInASection) {

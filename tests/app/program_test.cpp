@@ -169,8 +169,35 @@ TEST_F(Commands, OverridesAfterAConfigAreNotSwallowed) {
   EXPECT_EQ(parsed.optim.lr, 1e-3);
 }
 
+TEST_F(Commands, FlagsOfKeysAreKeyEqualsValueInTheOrderGiven) {
+  const Outcome o = run({"config", "-c", config("smoke.yaml"), "--lr", "0.5", "optim.lr=0.25", "--epochs=7",
+                         "train.seed=1", "--seed", "9", "--batch-size", "16", "--opt", "sgd"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const app::Config parsed = app::parse_config(o.out, "printed");
+  EXPECT_EQ(parsed.optim.lr, 0.25);
+  EXPECT_EQ(parsed.train.epochs, 7);
+  EXPECT_EQ(parsed.train.seed, 9u);
+  EXPECT_EQ(parsed.data.batch_size, 16);
+  EXPECT_EQ(parsed.optim.name, "sgd");
+  expect_error(run({"train", "--lr", "-1"}), 2, {"optim.lr: expected a number in [0, 1000], found -1"});
+  expect_error(run({"train", "--epochs"}), 2, {"--epochs: expected a value after it"});
+  expect_error(run({"train", "--epochs", "--lr", "1"}), 2, {"--epochs: expected a value after it"});
+  auto arguments = small("run", {"--epochs", "1", "--device", "cpu"});
+  EXPECT_EQ(run(arguments).code, 0);
+  EXPECT_NE(read_file(folder_ / "run" / "config.yaml").find("epochs: 1\n"), std::string::npos);
+}
+
+TEST_F(Commands, OneKeyIsExplained) {
+  EXPECT_EQ(run({"config", "--explain"}).out, run({"config", "--keys"}).out);
+  const Outcome o = run({"config", "--explain", "optim.lr", "optim.lr=3"});
+  EXPECT_EQ(o.out.rfind("optim.lr\n", 0), 0u) << o.out << o.err;
+  EXPECT_NE(o.out.find("value       3\n"), std::string::npos) << o.out;
+  expect_error(run({"config", "--explain=optim.lrr"}), 2, {"--explain", "optim.lr?"});
+}
+
 TEST_F(Commands, HelpGoesToStandardOutput) {
-  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck", "bench"}) {
+  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck", "bench",
+                                    "completion", "export", "runs", "report", "explain"}) {
     const Outcome o = command.empty() ? run({"--help"}) : run({command, "--help"});
     EXPECT_EQ(o.code, 0);
     EXPECT_EQ(o.err, "");

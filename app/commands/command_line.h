@@ -1,0 +1,39 @@
+// What the parsers of commands share; for the sources that see CLI11.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "app/config/schema.h"
+
+namespace axial::app {
+
+// A command's parser, and what runs it once it was chosen.
+struct Command {
+  CLI::App* parser;
+  std::function<int()> run;
+};
+
+// Commands that look at what training left, and completion.
+std::vector<Command> add_result_commands(CLI::App& program);
+
+void add_device(CLI::App* command, std::string& device);
+// "checkpoint" and --device, of commands that take a trained model.
+void add_model(CLI::App* command, std::string& checkpoint, std::string& device);
+
+// Values that the shell may complete for an option; anything else stays possible.
+CLI::Option* offer(CLI::Option* option, const std::vector<std::string>& values);
+std::vector<std::string> offered(CLI::Option* option);
+// Those and nothing else.
+CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& values);
+
+// Values to complete for a key: true and false, the names of a choice, devices; empty where they are without number.
+std::vector<std::string> completions(const Key& key);
+
+// A script that completes commands, options, keys and their values; `shell`: bash or zsh.
+std::string completion_script(CLI::App& program, const std::string& shell);
+
+}  // namespace axial::app

@@ -1,0 +1,53 @@
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "app/commands/commands.h"
+#include "app/commands/result.h"
+#include "app/config/load.h"
+#include "app/results/looks.h"
+#include "app/results/picture.h"
+#include "app/run/atomic_file.h"
+#include "data/image.h"
+
+namespace axial::app {
+namespace {
+
+constexpr std::int64_t kSide = 448;  // pixels of the picture that is drawn, at least
+
+Json likeliest(const at::Tensor& logits, const std::vector<std::string>& classes) {
+  const auto [values, indices] = logits.softmax(0).topk(std::min<std::int64_t>(3, logits.size(0)));
+  Json result = Json::array();
+  for (std::int64_t i = 0; i < values.size(0); ++i) {
+    result.push_back({{"class", classes[static_cast<std::size_t>(indices[i].item<std::int64_t>())]},
+                      {"probability", rounded(values[i].item<double>(), 4)}});
+  }
+  return result;
+}
+
+}  // namespace
+
+int run_explain(const ExplainArguments& a) {
+  AtomicFile file(a.output);
+  LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
+  const ImageSpec& spec = loaded.info.spec;
+  const at::Tensor seen = file_image(a.image, loaded.info);
+  // The part that the model sees, drawn as finely as the file has it within reason.
+  const std::int64_t shorter = std::min(spec.height, spec.width), factor = (kSide + shorter - 1) / shorter;
+  const Look look = look_at(loaded, seen, file_image(a.image, loaded.info, factor));
+  const bool all = a.map == "all";
+  const at::Tensor& one = a.map == "rows" ? look.rows : a.map == "columns" ? look.columns : look.both;
+  file.write(encode_png(all ? side_by_side({look.picture, look.both, look.rows, look.columns}) : one));
+  file.commit();
+  print_result({{"image", a.image},
+                {"classes", likeliest(look.logits, spec.classes)},
+                {"map", a.map},
+                {"peak",
+                 {{"both", rounded(look.both_peak, 2)},
+                  {"rows", rounded(look.rows_peak, 2)},
+                  {"columns", rounded(look.columns_peak, 2)}}},
+                {"output", a.output}});
+  return 0;
+}
+
+}  // namespace axial::app

@@ -1,0 +1,52 @@
+#include <filesystem>
+
+#include "app/checkpoint/safetensors.h"
+#include "app/commands/commands.h"
+#include "app/commands/result.h"
+#include "app/config/load.h"
+#include "app/run/log.h"
+#include "app/run/run_error.h"
+#include "app/train/state.h"
+#include "model/classifier.h"
+
+namespace axial::app {
+
+int run_export(const ExportArguments& a) {
+  const std::filesystem::path path = resolve_checkpoint(a.checkpoint), target = a.output;
+  std::error_code ignored;
+  if (std::filesystem::equivalent(path, target, ignored)) {
+    throw RunError(a.output + ": is the checkpoint itself, without which the run cannot go on; choose another file");
+  }
+  const SafetensorsFile file = read_safetensors(path);
+  const CheckpointInfo info = checkpoint_info(file, path);
+  if (a.weights == "ema" && !info.has_ema) {
+    throw RunError(path.string() + ": holds no averaged weights (train.ema_decay was 0); export --weights model");
+  }
+  const std::string weights = a.weights == "auto" ? (info.has_ema ? "ema" : "model") : a.weights;
+  // Checked as evaluation would: names, shapes and types are those of the configuration's model.
+  const AxialClassifier model(classifier_options(info.config, info.spec));
+  const NamedTensors tensors = named_tensors(*model);
+  load_into(file, path, weights + ".", tensors);
+
+  SafetensorsFile out;
+  std::int64_t elements = 0;
+  for (const auto& [name, tensor] : tensors) {
+    out.tensors[name] = tensor.detach().contiguous();
+    elements += tensor.numel();
+  }
+  out.metadata["format"] = "pt";
+  out.metadata["axial.weights"] = weights;
+  for (const char* key : {"axial.version", "axial.config", "axial.classes", "axial.image", "axial.epoch"}) {
+    out.metadata[key] = file.metadata.at(key);
+  }
+  write_safetensors(target, out);
+  print_result({{"file", a.output},
+                {"weights", weights},
+                {"tensors", out.tensors.size()},
+                {"elements", elements},
+                {"bytes", std::filesystem::file_size(target)},
+                {"checkpoint", path.string()}});
+  return 0;
+}
+
+}  // namespace axial::app

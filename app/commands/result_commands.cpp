@@ -1,0 +1,173 @@
+// Parsers of the commands that look at what training left, and of completion.
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "app/commands/command_line.h"
+#include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
+
+namespace axial::app {
+namespace {
+
+Command add_export(CLI::App& program) {
+  const auto a = std::make_shared<ExportArguments>();
+  CLI::App* command = program.add_subcommand("export", "the weights alone, for PyTorch and others, as safetensors");
+  command->add_option("checkpoint", a->checkpoint, "a checkpoint, or a run's folder (its best)")
+      ->required()
+      ->option_text(" ")
+      ->check(check_not_empty);
+  command->add_option("-o,--output", a->output, "the file to write")
+      ->required()
+      ->option_text("FILE")
+      ->check(check_output);
+  one_of(command->add_option("--weights", a->weights, "ema, model or auto: the average where there is one (default)")
+             ->option_text("NAME"),
+         {"auto", "ema", "model"});
+  command->footer(
+      "Names are those of the modules, such as blocks.0.attention.row_qkv.weight [3D, D]; metadata has classes, "
+      "mean\n"
+      "and standard deviation of the pixels, and the configuration.\n"
+      "Example: axial export runs/try -o try.safetensors");
+  return {command, [a] { return run_export(*a); }};
+}
+
+Command add_runs(CLI::App& program) {
+  const auto a = std::make_shared<RunsArguments>();
+  CLI::App* command = program.add_subcommand("runs", "a table of runs: state, epochs, best accuracy, age");
+  command->add_option("folder", a->folder, "folder of runs, or a run (default: runs)")
+      ->option_text(" ")
+      ->check(check_not_empty);
+  command->add_flag("--json", a->json, "as one line of JSON");
+  command->footer(
+      "States: running (a process holds its lock), finished, stopped (by a signal or --stop-after), failed (an "
+      "error,\n"
+      "or a death without a word). Stopped and failed ones continue with axial train --resume RUN.\n"
+      "Example: axial runs runs --json");
+  return {command, [a] { return run_runs(*a); }};
+}
+
+Command add_report(CLI::App& program) {
+  const auto a = std::make_shared<ReportArguments>();
+  CLI::App* command = program.add_subcommand("report", "one HTML page of runs: curves, mistakes, attention");
+  command->add_option("run", a->runs, "folders of runs, compared in this order; overrides, e.g. data.dir=/data")
+      ->required()
+      ->option_text("...");
+  command->add_option("-o,--output", a->output, "the page to write")
+      ->required()
+      ->option_text("FILE")
+      ->check(check_output);
+  add_device(command, a->device);
+  command->footer(
+      "Curves of loss, accuracy and learning rate, differences between the configurations, and, of each run's best\n"
+      "checkpoint on the test set, accuracy per class, confusion matrix, worst mistakes and attention maps. The "
+      "page\n"
+      "holds everything itself and opens from a file.\n"
+      "Example: axial report runs/first runs/second -o report.html");
+  return {command, [a] { return run_report(*a); }};
+}
+
+Command add_explain(CLI::App& program) {
+  const auto a = std::make_shared<ExplainArguments>();
+  CLI::App* command = program.add_subcommand("explain", "the attention map of a picture, drawn over it");
+  add_model(command, a->checkpoint, a->device);
+  command->add_option("image", a->image, "a PNG or JPEG file")->required()->option_text(" ")->check(check_not_empty);
+  command->add_option("key=value", a->overrides, "overrides, e.g. train.threads=1")->option_text("...");
+  command->add_option("-o,--output", a->output, "the PNG to write")
+      ->required()
+      ->option_text("FILE")
+      ->check(check_output);
+  one_of(
+      command->add_option("--map", a->map, "both, rows, columns, or all: picture, both, rows, columns (default both)")
+          ->option_text("NAME"),
+      {"both", "rows", "columns", "all"});
+  command->footer(
+      "Attention rollout: how much of each place arrives in the pooled output, followed back through row and column\n"
+      "passes (or those of one kind alone); violet is the least, yellow the most.\n"
+      "Example: axial explain runs/try shoe.png -o shoe-attention.png");
+  return {command, [a] { return run_explain(*a); }};
+}
+
+Command add_completion(CLI::App& program) {
+  const auto shell = std::make_shared<std::string>();
+  CLI::App* command =
+      program.add_subcommand("completion", "a script that lets bash or zsh complete the command line");
+  one_of(command->add_option("shell", *shell, "bash or zsh")->required()->option_text(" "), {"bash", "zsh"});
+  command->footer(
+      "It completes commands, options, keys (optim.lr=) and their values. For one session:\n"
+      "  source <(axial completion bash)\n"
+      "For good: axial completion bash > ~/.local/share/bash-completion/completions/axial\n"
+      "          axial completion zsh > \"${fpath[1]}/_axial\"   (before compinit)\n"
+      "Example: axial completion bash");
+  return {command, [&program, shell] {
+            std::cout << completion_script(program, *shell) << std::flush;
+            return 0;
+          }};
+}
+
+}  // namespace
+
+CLI::Option* offer(CLI::Option* option, const std::vector<std::string>& values) {
+  std::string names;
+  for (const std::string& value : values) names += (names.empty() ? "" : "|") + value;
+  // As the name of a check that accepts everything: CLI11 has no other place for it.
+  return names.empty() ? option : option->check([](const std::string&) { return std::string(); }, "", names);
+}
+
+std::vector<std::string> offered(CLI::Option* option) {
+  std::vector<std::string> values;
+  for (int i = 0;; ++i) {
+    std::string names;
+    try {
+      names = option->get_validator(i)->get_name();
+    } catch (const CLI::OptionNotFound&) {
+      return values;
+    }
+    for (std::size_t from = 0; !names.empty() && from <= names.size();) {
+      const std::size_t to = std::min(names.find('|', from), names.size());
+      values.push_back(names.substr(from, to - from));
+      from = to + 1;
+    }
+  }
+}
+
+CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& values) {
+  return offer(option, values)->check([values](const std::string& text) -> std::string {
+    std::string names;
+    for (const std::string& value : values) {
+      if (value == text) return "";
+      names += (names.empty() ? "" : value == values.back() ? " or " : ", ") + value;
+    }
+    return "expected " + names + ", found " + (text.empty() ? "nothing" : text.substr(0, 60));
+  });
+}
+
+std::vector<std::string> completions(const Key& key) {
+  Config scratch{};
+  if (std::holds_alternative<bool*>(key.field(scratch))) return {"true", "false"};
+  if (const auto* choice = std::get_if<Choice>(&key.limits.each)) return choice->names;
+  if (key.path == "train.device") return {"auto", "cpu", "cuda"};
+  return {};
+}
+
+void add_device(CLI::App* command, std::string& device) {
+  offer(command->add_option("--device", device, "cpu, cuda, cuda:N or auto (default: as trained)")
+            ->option_text("NAME")
+            ->check(check_device),
+        {"auto", "cpu", "cuda"});
+}
+
+void add_model(CLI::App* command, std::string& checkpoint, std::string& device) {
+  command->add_option("checkpoint", checkpoint, "a checkpoint, or a run's folder (its best)")
+      ->required()
+      ->option_text(" ")
+      ->check(check_not_empty);
+  add_device(command, device);
+}
+
+std::vector<Command> add_result_commands(CLI::App& program) {
+  return {add_export(program), add_runs(program), add_report(program), add_explain(program), add_completion(program)};
+}
+
+}  // namespace axial::app

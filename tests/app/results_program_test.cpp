@@ -1,0 +1,232 @@
+// eval, predict, export, runs, report and explain, on one trained run.
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include <png.h>
+#include <nlohmann/json.hpp>
+
+#include "app/checkpoint/safetensors.h"
+#include "tests/app/pictures.h"
+#include "tests/app/program.h"
+
+namespace axial::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> result;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) result.push_back(line);
+  return result;
+}
+
+struct Decoded {
+  int width = 0, height = 0;
+  std::set<std::uint32_t> colours;
+};
+
+Decoded decode(const fs::path& path) {
+  png_image image = {};
+  image.version = PNG_IMAGE_VERSION;
+  if (png_image_begin_read_from_file(&image, path.c_str()) == 0) return {};
+  image.format = PNG_FORMAT_RGBA;
+  std::vector<std::uint32_t> pixels(static_cast<std::size_t>(image.width) * image.height);
+  if (png_image_finish_read(&image, nullptr, pixels.data(), 0, nullptr) == 0) return {};
+  return {static_cast<int>(image.width), static_cast<int>(image.height), {pixels.begin(), pixels.end()}};
+}
+
+class Results : public ProgramTest {
+ protected:
+  // Two epochs, with averaged weights; made by the first test that needs it.
+  void SetUp() override {
+    ProgramTest::SetUp();
+    static const fs::path shared = [this] {
+      std::string pattern = (fs::temp_directory_path() / "axial-test-XXXXXX").string();
+      EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+      const Outcome o = run(small(pattern + "/run", {"train.epochs=2"}));
+      EXPECT_EQ(o.code, 0) << o.err;
+      static const struct Remover {
+        fs::path path;
+        ~Remover() {
+          std::error_code ignored;
+          fs::remove_all(path, ignored);
+        }
+      } remover{pattern};
+      return fs::path(pattern);
+    }();
+    run_ = (shared / "run").string();
+  }
+  std::string run_;
+};
+
+TEST_F(Results, EvalWritesScoresThatAgreeWithItsLine) {
+  const Outcome o = run({"eval", run_, "--json", "scores.json"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const json line = json::parse(o.out), scores = json::parse(read_file(folder_ / "scores.json"));
+  EXPECT_EQ(scores.at("top1"), line.at("top1"));
+  EXPECT_NEAR(scores.at("loss").get<double>(), line.at("loss").get<double>(), 1e-4);
+  EXPECT_EQ(scores.at("samples"), 64);
+  EXPECT_GE(scores.at("top5"), scores.at("top1"));
+  EXPECT_GE(scores.at("ece"), 0);
+  ASSERT_EQ(scores.at("classes").size(), 10u);
+  int correct = 0, all = 0;
+  for (int i = 0; i < 10; ++i) {
+    int support = 0;
+    for (int j = 0; j < 10; ++j) support += scores.at("confusion")[i][j].get<int>();
+    EXPECT_EQ(scores.at("classes")[i].at("support"), support);
+    correct += scores.at("confusion")[i][i].get<int>();
+    all += support;
+  }
+  EXPECT_EQ(all, 64);
+  EXPECT_NEAR(correct / 64.0, line.at("top1").get<double>(), 1e-6);
+  EXPECT_NE(o.err.find("precision  recall"), std::string::npos) << o.err;
+  expect_error(run({"eval", run_, "--json", "nowhere/x.json"}), 1, {"nowhere/x.json"});
+}
+
+TEST_F(Results, PredictTakesFoldersListsAndNumbersInOrderAndInBatches) {
+  write_picture(folder_ / "set/a, b.png", 20, 16, 0, 255);
+  write_picture(folder_ / "set/deeper/c.png", 40, 40, 200, 30);
+  write_picture(folder_ / "d.png", 16, 20, 90, 90);
+  std::ofstream(folder_ / "set/note.txt") << "x";
+  const std::vector<std::string> expected = {"d.png", "set/a, b.png", "set/deeper/c.png", "3"};
+  std::string answers;
+  for (const char* batch : {"data.eval_batch_size=2", "data.eval_batch_size=64"}) {
+    const Outcome o = run({"predict", run_, "d.png", "set", "3", "--top", "2", "--format", "jsonl", batch});
+    ASSERT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.err.find("1 other files are left out, the first is set/note.txt"), std::string::npos) << o.err;
+    const std::vector<std::string> found = lines(o.out);
+    ASSERT_EQ(found.size(), expected.size()) << o.out;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const json line = json::parse(found[i]);
+      EXPECT_EQ(line.at("input"), expected[i]);
+      EXPECT_EQ(line.at("classes").size(), 2u);
+      EXPECT_GE(line.at("classes")[0].at("probability"), line.at("classes")[1].at("probability"));
+    }
+    EXPECT_TRUE(answers.empty() || o.out == answers) << "whatever the batches: " << o.out << answers;
+    answers = o.out;
+  }
+  // The same from a list; what cannot be read is named, the rest is answered.
+  std::ofstream(folder_ / "list") << "d.png\r\n\nmissing.png\nset\n3\n";
+  const std::string command = "cd '" + folder_.string() + "' && '" AXIAL_PROGRAM "' predict '" + run_ +
+                              "' - --top 2 --format csv < list > out.csv 2> err";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  const std::vector<std::string> rows = lines(read_file(folder_ / "out.csv"));
+  ASSERT_EQ(rows.size(), 1 + 8u) << read_file(folder_ / "out.csv") << read_file(folder_ / "err");
+  EXPECT_EQ(rows[0], "input,rank,class,probability");
+  EXPECT_EQ(rows[1].rfind("d.png,1,", 0), 0u) << rows[1];
+  EXPECT_EQ(rows[3].rfind("\"set/a, b.png\",1,", 0), 0u) << rows[3];
+  EXPECT_NE(read_file(folder_ / "err").find("missing.png"), std::string::npos);
+  fs::create_directories(folder_ / "empty");
+  expect_error(run({"predict", run_, "empty"}), 1, {"empty: no .png, .jpg or .jpeg files in it"});
+  expect_error(run({"predict", run_, "d.png", "--format", "xml"}), 2,
+               {"--format: expected text, csv or jsonl, found xml"});
+}
+
+TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
+  const Outcome o = run({"export", run_, "-o", "w.safetensors"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const json line = json::parse(o.out);
+  EXPECT_EQ(line.at("weights"), "ema");
+  const app::SafetensorsFile all = app::read_safetensors(run_ + "/checkpoints/best.safetensors");
+  const app::SafetensorsFile file = app::read_safetensors(folder_ / "w.safetensors");
+  EXPECT_EQ(line.at("tensors"), file.tensors.size());
+  std::size_t expected = 0;
+  for (const auto& [name, tensor] : all.tensors) {
+    if (name.rfind("ema.", 0) != 0) continue;
+    ++expected;
+    const auto found = file.tensors.find(name.substr(4));
+    ASSERT_NE(found, file.tensors.end()) << name;
+    EXPECT_TRUE(found->second.equal(tensor)) << name;
+  }
+  EXPECT_EQ(file.tensors.size(), expected);
+  EXPECT_EQ(file.tensors.count("blocks.0.attention.row_qkv.weight"), 1u);
+  EXPECT_EQ(file.metadata.at("format"), "pt");
+  EXPECT_EQ(json::parse(file.metadata.at("axial.classes")).size(), 10u);
+  EXPECT_EQ(json::parse(file.metadata.at("axial.image")).at("mean").size(), 1u);
+  EXPECT_NE(file.metadata.at("axial.config").find("dim: [16, 32]"), std::string::npos);
+
+  ASSERT_EQ(run({"export", run_, "-o", "m.safetensors", "--weights", "model"}).code, 0);
+  const app::SafetensorsFile model = app::read_safetensors(folder_ / "m.safetensors");
+  EXPECT_TRUE(model.tensors.at("head.weight").equal(all.tensors.at("model.head.weight")));
+  EXPECT_FALSE(model.tensors.at("head.weight").equal(file.tensors.at("head.weight")));
+  const std::string own = run_ + "/checkpoints/best.safetensors";
+  expect_error(run({"export", run_, "-o", own}), 1, {"is the checkpoint itself"});
+  EXPECT_TRUE(app::read_safetensors(own).tensors.count("optimizer.adam.step") ==
+              all.tensors.count("optimizer.adam.step"));
+  expect_error(run({"export", run_}), 2, {"--output"});
+  expect_error(run({"export", run_, "-o", "."}), 2, {"--output: expected a file, found the folder ."});
+  expect_error(run({"export", "w.safetensors", "-o", "x"}), 1, {"w.safetensors: not a checkpoint"});
+}
+
+TEST_F(Results, RunsAreListedWithTheirStates) {
+  const std::string root = fs::path(run_).parent_path().string();
+  const Outcome o = run({"runs", root});
+  ASSERT_EQ(o.code, 0) << o.err;
+  ASSERT_EQ(lines(o.out).size(), 2u) << o.out;
+  EXPECT_NE(o.out.find("finished  2/2 "), std::string::npos) << o.out;
+  const json all = json::parse(run({"runs", "--json", root}).out);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].at("state"), "finished");
+  EXPECT_EQ(all[0].at("dataset"), "synthetic");
+  EXPECT_EQ(all[0].at("best_top1"), json::parse(run({"eval", run_}).out).at("top1"));
+  fs::create_directories(folder_ / "runs");
+  EXPECT_NE(run({"runs"}).err.find("runs: no runs in it"), std::string::npos);
+  expect_error(run({"runs", "nowhere"}), 1, {"nowhere"});
+}
+
+TEST_F(Results, ExplainDrawsTheMapOverThePicture) {
+  write_picture(folder_ / "photo.png", 90, 120, 0, 255);
+  for (const auto& [map, width] :
+       std::vector<std::pair<std::string, int>>{{"both", 448}, {"rows", 448}, {"all", 4 * 448 + 24}}) {
+    const Outcome o = run({"explain", run_, "photo.png", "-o", map + ".png", "--map", map});
+    ASSERT_EQ(o.code, 0) << o.err;
+    const json line = json::parse(o.out);
+    EXPECT_EQ(line.at("classes").size(), 3u);
+    EXPECT_GE(line.at("peak").at("both"), 1);
+    const Decoded picture = decode(folder_ / (map + ".png"));
+    EXPECT_EQ(picture.width, width);
+    EXPECT_EQ(picture.height, 560);  // 20 x 16 pixels, 28 times
+    EXPECT_GT(picture.colours.size(), 50u);
+  }
+  EXPECT_NE(read_file(folder_ / "both.png"), read_file(folder_ / "rows.png"));
+  expect_error(run({"explain", run_, "none.png", "-o", "x.png"}), 1, {"none.png"});
+  EXPECT_FALSE(fs::exists(folder_ / "x.png"));
+  expect_error(run({"explain", run_, "photo.png", "-o", "x.png", "--map", "diagonal"}), 2, {"--map"});
+}
+
+TEST_F(Results, ReportIsOnePageThatABrowserDraws) {
+  // A second run that cannot be evaluated: the page says so and shows the rest.
+  fs::copy(run_, folder_ / "other", fs::copy_options::recursive);
+  fs::remove_all(folder_ / "other/checkpoints");
+  fs::create_directory(folder_ / "other/checkpoints");
+  const Outcome o = run({"report", run_, "other", "-o", "report.html"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("other is not evaluated"), std::string::npos) << o.err;
+  const std::string page = read_file(folder_ / "report.html");
+  EXPECT_EQ(json::parse(o.out).at("bytes"), page.size());
+  for (const char* part : {"Confusion matrix", "Not evaluated:", "Worst mistakes", "data:image/png;base64,iVBOR"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(page.find("http"), std::string::npos) << "nothing is fetched";
+  expect_error(run({"report", "nowhere", "-o", "x.html"}), 1, {"nowhere"});
+  expect_error(run({"report", run_, "-o", "nowhere/x.html"}), 1, {"nowhere/x.html"});
+
+  if (std::system("command -v chromium > /dev/null 2>&1") != 0) GTEST_SKIP() << "chromium is not installed";
+  const std::string browser =
+      "cd '" + folder_.string() +
+      "' && timeout 120 chromium --headless --no-sandbox --disable-gpu "
+      "--user-data-dir=profile --hide-scrollbars --window-size=1280,3000 --screenshot=page.png "
+      "'file://" +
+      (folder_ / "report.html").string() + "' > browser.log 2>&1";
+  ASSERT_EQ(std::system(browser.c_str()), 0) << read_file(folder_ / "browser.log");
+  const Decoded shot = decode(folder_ / "page.png");
+  EXPECT_EQ(shot.width, 1280);
+  EXPECT_GT(shot.colours.size(), 500u) << "curves, matrix and pictures have many colours";
+}
+
+}  // namespace
+}  // namespace axial::test
