@@ -17,6 +17,7 @@
 #include "app/train/report.h"
 #include "app/train/state.h"
 #include "data/image.h"
+#include "data/listing.h"
 #include "model/classifier.h"
 
 namespace axial::app {
