@@ -84,7 +84,7 @@ TEST_F(Completion, BashCompletesCommandsOptionsAndTheirValues) {
 TEST_F(Completion, BashCompletesKeysAndTheirValues) {
   write_script("bash");
   EXPECT_EQ(bash("axial train "), (Words{"model.", "data.", "augment.", "optim.", "train."}));
-  EXPECT_EQ(bash("axial train optim.l"), Words{"optim.lr="});
+  EXPECT_EQ(bash("axial train optim.l"), (Words{"optim.lr=", "optim.layer_decay="}));
   EXPECT_EQ(bash("axial train -c a.yaml optim.name="), (Words{"sgd", "adamw", "muon"}));
   EXPECT_EQ(bash("axial train optim.name=a"), Words{"adamw"});
   EXPECT_EQ(bash("axial train optim.name=a", false), Words{"optim.name=adamw"});
