@@ -49,7 +49,8 @@ InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   if (!file_) fail(path_, std::string("cannot be opened: ") + (errno ? std::strerror(errno) : "out of memory"));
   gzbuffer(file_, 1u << 17);
   // gzdirect looks at the first bytes; what is no gzip passes through unchanged.
-  capacity_ = gzdirect(file_) ? size : size * kDeflateRatio;
+  compressed_ = gzdirect(file_) == 0;
+  capacity_ = compressed_ ? size * kDeflateRatio : size;
 }
 
 InputFile::~InputFile() { gzclose(file_); }

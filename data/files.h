@@ -25,6 +25,7 @@ class InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+  bool compressed() const { return compressed_; }
   // The most content that can follow: the rest of the file, or under gzip what deflate could make at best.
   // A header that promises more is refused before anything is allocated.
   std::uint64_t capacity() const { return capacity_ > done_ ? capacity_ - done_ : 0; }
@@ -37,6 +38,7 @@ class InputFile {
  private:
   std::filesystem::path path_;
   gzFile_s* file_ = nullptr;
+  bool compressed_ = false;
   std::uint64_t capacity_ = 0, done_ = 0;
 };
 

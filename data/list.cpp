@@ -1,5 +1,6 @@
 // Lists of images in CSV files.
 #include <algorithm>
+#include <unordered_map>
 
 #include "data/files.h"
 #include "data/listing.h"
@@ -95,6 +96,7 @@ Listing read_list(const fs::path& file, bool outside) {
   const fs::path folder = file.parent_path();
   const Columns columns = records.empty() ? Columns{} : columns_of(records[0]);
   Listing listing;
+  std::unordered_map<std::string, std::string> classes;  // by path
   for (std::size_t i = columns.named ? 1 : 0; i < records.size(); ++i) {
     const Record& record = records[i];
     if (record.fields.size() != columns.count) {
@@ -106,13 +108,21 @@ Listing read_list(const fs::path& file, bool outside) {
     const std::string& path = record.fields[columns.path];
     const std::string& label = record.fields[columns.label];
     if (path.empty()) fail_at(file, record.line, "an empty path");
-    if (label.empty() || !is_name(label))
-      fail_at(file, record.line, "the label must be UTF-8 without control characters and not empty");
+    if (path.find('\0') != std::string::npos) fail_at(file, record.line, "the path holds a zero byte");
+    if (label.empty() || !is_name(label) || label.front() == ' ' || label.back() == ' ') {
+      fail_at(file, record.line,
+              "the label '" + (is_name(label) ? label : "") +
+                  "' must be UTF-8 without control characters, not empty, without blanks around it");
+    }
     const fs::path normal = fs::path(path).lexically_normal();
     if (!outside && (normal.is_absolute() || *normal.begin() == "..")) {
       fail_at(file, record.line,
               path + ": " + (normal.is_absolute() ? "an absolute path" : "leaves the list's folder") +
                   "; data.list_outside=true accepts it");
+    }
+    const auto [known, fresh] = classes.emplace(normal.generic_string(), label);
+    if (!fresh && known->second != label) {
+      fail_at(file, record.line, path + ": of class '" + label + "', but '" + known->second + "' on a line before");
     }
     listing.images.push_back({(folder / normal).string(), label, normal.generic_string()});
   }

@@ -144,7 +144,9 @@ Pixels open_picture(const fs::path& path, std::int64_t channels, const Choose& c
   if (channels != 1 && channels != 3) {
     fail(path, "asked for " + std::to_string(channels) + " channels, expected 1 or 3");
   }
-  const std::vector<std::uint8_t> file = InputFile(path).read(kMostFileBytes + 1);
+  InputFile input(path);
+  if (input.compressed()) fail(path, "is compressed with gzip, expected a PNG or JPEG image");  // a bomb, perhaps
+  const std::vector<std::uint8_t> file = input.read(kMostFileBytes + 1);
   if (file.empty()) fail(path, "is empty, expected a PNG or JPEG image");
   if (file.size() > kMostFileBytes) fail(path, "is larger than " + std::to_string(kMostFileBytes) + " bytes");
   if (starts_with(file, "\x89PNG\r\n\x1a\n", 8)) return with_channels(decode_png(path, file), channels);

@@ -1,6 +1,7 @@
 #include <charconv>
 #include <ctime>
 #include <iostream>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -12,7 +13,7 @@
 #include "app/bench/report.h"
 #include "app/commands/commands.h"
 #include "app/config/load.h"
-#include "app/run/atomic_file.h"
+#include "app/run/output_file.h"
 #include "app/train/build.h"
 
 namespace axial::app {
@@ -60,15 +61,12 @@ int run_decoding(const BenchArguments& a) {
   if (!a.size.empty()) std::tie(options.height, options.width) = parse_size(a.size);
   options.workers = a.workers;
   if (a.repeats > 0) options.repeats = a.repeats;
-  if (!a.json.empty()) AtomicFile can_be_written(a.json);
+  std::optional<OutputFile> json;
+  if (!a.json.empty()) json.emplace(a.json);
   const bench::Decoding d = bench::measure_decoding(options);
   const std::string processor = bench::make_machine(at::kCPU)->traits().name;
   std::cout << bench::decoding_table(d, processor) << std::flush;
-  if (!a.json.empty()) {
-    AtomicFile file(a.json);
-    file.write(bench::decoding_json(d, processor, now()).dump(1) + "\n");
-    file.commit();
-  }
+  if (json) json->write(bench::decoding_json(d, processor, now()).dump(1) + "\n");
   return 0;
 }
 
@@ -87,7 +85,8 @@ int run_bench(const BenchArguments& a) {
   const bool cuda = device.is_cuda();
   const auto shapes = bench::parse_shapes(a.shapes.empty() ? bench::default_shapes(cuda) : a.shapes);
   const auto types = bench::parse_types(a.dtypes.empty() ? bench::default_types(cuda) : a.dtypes, cuda);
-  if (!a.json.empty()) AtomicFile can_be_written(a.json);
+  std::optional<OutputFile> json;
+  if (!a.json.empty()) json.emplace(a.json);
 
   const auto machine = bench::make_machine(device);
   bench::Run run;
@@ -110,11 +109,7 @@ int run_bench(const BenchArguments& a) {
     }
   }
   std::cout << report.footer(all) << std::flush;
-  if (!a.json.empty()) {
-    AtomicFile file(a.json);
-    file.write(report.json(all).dump(1) + "\n");
-    file.commit();
-  }
+  if (json) json->write(report.json(all).dump(1) + "\n");
   return 0;
 }
 

@@ -1,11 +1,12 @@
 #include <chrono>
 #include <iostream>
+#include <optional>
 
 #include "app/commands/commands.h"
 #include "app/commands/result.h"
 #include "app/results/predictions.h"
-#include "app/run/atomic_file.h"
 #include "app/run/log.h"
+#include "app/run/output_file.h"
 #include "app/train/build.h"
 #include "app/train/checks.h"
 #include "app/train/report.h"
@@ -14,7 +15,8 @@
 namespace axial::app {
 
 int run_eval(const EvalArguments& a) {
-  if (!a.json.empty()) AtomicFile can_be_written(a.json);
+  std::optional<OutputFile> json;
+  if (!a.json.empty()) json.emplace(a.json);
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const Config& config = loaded.info.config;
   const data::Dataset test = load_test(config, loaded.info.spec.classes);
@@ -31,12 +33,10 @@ int run_eval(const EvalArguments& a) {
   const Evaluation& e = predictions.evaluation;
   const Scores scores = score(predictions.each, loaded.info.spec.classes);
   for (const std::string& line : scores_table(scores)) log::info(line);
-  if (!a.json.empty()) {
+  if (json) {
     Json document = {{"checkpoint", checkpoint}, {"dataset", config.data.dataset}, {"loss", rounded(e.loss, 6)}};
     document.update(scores_json(scores));
-    AtomicFile file(a.json);
-    file.write(document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
-    file.commit();
+    json->write(document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
   }
   print_result({{"top1", rounded(e.top1, 6)},
                 {"loss", rounded(e.loss, 4)},

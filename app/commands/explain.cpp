@@ -7,7 +7,7 @@
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/picture.h"
-#include "app/run/atomic_file.h"
+#include "app/run/output_file.h"
 #include "data/image.h"
 
 namespace axial::app {
@@ -28,7 +28,7 @@ Json likeliest(const at::Tensor& logits, const std::vector<std::string>& classes
 }  // namespace
 
 int run_explain(const ExplainArguments& a) {
-  AtomicFile file(a.output);
+  const OutputFile file(a.output, {a.image});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const ImageSpec& spec = loaded.info.spec;
   const at::Tensor seen = file_image(a.image, loaded.info);
@@ -38,7 +38,6 @@ int run_explain(const ExplainArguments& a) {
   const bool all = a.map == "all";
   const at::Tensor& one = a.map == "rows" ? look.rows : a.map == "columns" ? look.columns : look.both;
   file.write(encode_png(all ? side_by_side({look.picture, look.both, look.rows, look.columns}) : one));
-  file.commit();
   print_result({{"image", a.image},
                 {"classes", likeliest(look.logits, spec.classes)},
                 {"map", a.map},

@@ -5,6 +5,7 @@
 #include "app/commands/result.h"
 #include "app/config/load.h"
 #include "app/run/log.h"
+#include "app/run/output_file.h"
 #include "app/run/run_error.h"
 #include "app/train/state.h"
 #include "model/classifier.h"
@@ -12,11 +13,8 @@
 namespace axial::app {
 
 int run_export(const ExportArguments& a) {
-  const std::filesystem::path path = resolve_checkpoint(a.checkpoint), target = a.output;
-  std::error_code ignored;
-  if (std::filesystem::equivalent(path, target, ignored)) {
-    throw RunError(a.output + ": is the checkpoint itself, without which the run cannot go on; choose another file");
-  }
+  const std::filesystem::path path = resolve_checkpoint(a.checkpoint);
+  const OutputFile target(a.output, {path});
   const SafetensorsFile file = read_safetensors(path);
   const CheckpointInfo info = checkpoint_info(file, path);
   if (a.weights == "ema" && !info.has_ema) {
@@ -39,12 +37,12 @@ int run_export(const ExportArguments& a) {
   for (const char* key : {"axial.version", "axial.config", "axial.classes", "axial.image", "axial.epoch"}) {
     out.metadata[key] = file.metadata.at(key);
   }
-  write_safetensors(target, out);
+  write_safetensors(target.path(), out);
   print_result({{"file", a.output},
                 {"weights", weights},
                 {"tensors", out.tensors.size()},
                 {"elements", elements},
-                {"bytes", std::filesystem::file_size(target)},
+                {"bytes", std::filesystem::file_size(target.path())},
                 {"checkpoint", path.string()}});
   return 0;
 }

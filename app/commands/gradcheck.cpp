@@ -9,8 +9,8 @@
 
 #include "app/commands/commands.h"
 #include "app/config/load.h"
-#include "app/run/atomic_file.h"
 #include "app/run/log.h"
+#include "app/run/output_file.h"
 #include "app/run/run_error.h"
 #include "app/train/build.h"
 #include "model/gradcheck.h"
@@ -22,8 +22,8 @@ namespace {
 // One line: "ok    pass row [2, 3, 4, 8] h=2   d qkv_weight   finite differences   3.1e-11 (limit 1e-07)".
 void print(const GradcheckResult& r) {
   char line[320];
-  std::snprintf(line, sizeof line, "%-5s %-58s %-16s %-20s %9.2e  limit %.0e", r.passed ? "ok" : "WRONG", r.name.c_str(),
-                r.quantity.c_str(), r.method.c_str(), r.max_error, r.tolerance);
+  std::snprintf(line, sizeof line, "%-5s %-58s %-16s %-20s %9.2e  limit %.0e", r.passed ? "ok" : "WRONG",
+                r.name.c_str(), r.quantity.c_str(), r.method.c_str(), r.max_error, r.tolerance);
   std::cout << line << '\n';
 }
 
@@ -44,11 +44,8 @@ int run_gradcheck(const GradcheckArguments& a) {
   };
   configure_libtorch(load_config({}, {}).train);
   const at::Device device = select_device(a.device, "--device ");
-  std::optional<AtomicFile> table;  // opened now: minutes of checks should not end in "no such folder"
-  if (!a.json.empty()) {
-    if (std::filesystem::is_directory(a.json)) throw RunError(a.json + ": is a folder, expected a file");
-    table.emplace(a.json);
-  }
+  std::optional<OutputFile> table;
+  if (!a.json.empty()) table.emplace(a.json);
   const std::vector<GradcheckResult> results = gradcheck(device, options);
   log::progress_done();
 
@@ -61,24 +58,31 @@ int run_gradcheck(const GradcheckArguments& a) {
     cases[r.name] += 1;
     double& share = worst[r.method];
     share = r.max_error >= 0 ? std::max(share, r.max_error / r.tolerance) : std::numeric_limits<double>::infinity();
-    rows.push_back({{"case", r.name}, {"quantity", r.quantity}, {"method", r.method}, {"max_error", r.max_error},
-                    {"tolerance", r.tolerance}, {"passed", r.passed}});
+    rows.push_back({{"case", r.name},
+                    {"quantity", r.quantity},
+                    {"method", r.method},
+                    {"max_error", r.max_error},
+                    {"tolerance", r.tolerance},
+                    {"passed", r.passed}});
   }
   if (table) {
-    const nlohmann::ordered_json document = {{"device", device.str()}, {"cases", cases.size()}, {"checks", results.size()},
-                                             {"failed", failed}, {"results", rows}};
+    const nlohmann::ordered_json document = {{"device", device.str()},
+                                             {"cases", cases.size()},
+                                             {"checks", results.size()},
+                                             {"failed", failed},
+                                             {"results", rows}};
     table->write(document.dump(1) + "\n");
-    table->commit();
   }
   for (const auto& [method, share] : worst) {
     char line[160];
     std::snprintf(line, sizeof line, "%-20s largest error %.3g of its limit", method.c_str(), share);
     std::cout << line << '\n';
   }
-  std::cout << device.str() << ": " << cases.size() << " cases, " << results.size() << " checks, " << failed << " wrong"
-            << std::endl;
+  std::cout << device.str() << ": " << cases.size() << " cases, " << results.size() << " checks, " << failed
+            << " wrong" << std::endl;
   if (results.empty() || failed > 0) {
-    log::error("gradient check: " + std::to_string(failed) + " of " + std::to_string(results.size()) + " checks are wrong");
+    log::error("gradient check: " + std::to_string(failed) + " of " + std::to_string(results.size()) +
+               " checks are wrong");
     return 1;
   }
   return 0;

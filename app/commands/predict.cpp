@@ -70,7 +70,7 @@ class Predictor {
   void flush() {
     const auto count = static_cast<std::int64_t>(inputs_.size());
     if (count == 0) return;
-    std::vector<std::string> errors(inputs_.size());
+    std::vector<std::optional<std::string>> errors(inputs_.size());
     at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
         if (images_[i].defined()) continue;
@@ -84,8 +84,8 @@ class Predictor {
     std::vector<std::string> names;
     std::vector<at::Tensor> good;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      if (!errors[i].empty()) {
-        fail(errors[i]);
+      if (errors[i]) {
+        fail(*errors[i]);
       } else {
         names.push_back(inputs_[i]);
         good.push_back((images_[i].to(at::kFloat) / 255 - mean_) / std_);
@@ -96,14 +96,14 @@ class Predictor {
     if (!good.empty()) answer(names, at::stack(good));
   }
 
-  int failures() const { return failures_; }
-
- private:
+  // One input less; the others still get their answer.
   void fail(const std::string& what) {
     log::error(what);
     failures_ += 1;
   }
+  int failures() const { return failures_; }
 
+ private:
   void take(const std::string& input) {
     at::Tensor image;  // uint8 [channels, height, width]; undefined: to be read from the file
     try {
@@ -156,9 +156,15 @@ class Predictor {
 };
 
 void add_from_standard_input(Predictor& predictor) {
+  std::size_t number = 0;
   for (std::string line; std::getline(std::cin, line);) {
+    number += 1;
     if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!line.empty()) predictor.add(line);
+    if (line.find('\0') != std::string::npos) {
+      predictor.fail("standard input, line " + std::to_string(number) + ": holds a zero byte, expected a path");
+    } else if (!line.empty()) {
+      predictor.add(line);
+    }
   }
 }
 

@@ -7,8 +7,8 @@
 #include "app/config/load.h"
 #include "app/results/page.h"
 #include "app/results/run_results.h"
-#include "app/run/atomic_file.h"
 #include "app/run/log.h"
+#include "app/run/output_file.h"
 
 namespace axial::app {
 namespace {
@@ -47,7 +47,7 @@ int run_report(const ReportArguments& a) {
   std::vector<ReportedRun> runs;
   for (const std::string& folder : folders) runs.push_back({"", read_run(folder), {}});
   name_runs(runs);
-  AtomicFile file(a.output);  // opened now: minutes of evaluation should not end in "no such folder"
+  const OutputFile file(a.output);
   Json evaluated = Json::array();
   for (ReportedRun& run : runs) {
     log::info("evaluating " + run.summary.path.string());
@@ -58,7 +58,6 @@ int run_report(const ReportArguments& a) {
   }
   const std::string page = report_page(runs, now());
   file.write(page);
-  file.commit();
   print_result({{"report", a.output}, {"bytes", page.size()}, {"runs", evaluated}});
   return 0;
 }

@@ -41,7 +41,7 @@ Command add_runs(CLI::App& program) {
       ->check(check_not_empty);
   command->add_flag("--json", a->json, "as one line of JSON");
   command->footer(
-      "States: running (a process holds its lock), finished, stopped (by a signal or --stop-after), failed (an "
+      "States: running (a process holds its lock), finished, stopped (by a signal, --stop-after or --time-limit), failed (an "
       "error,\n"
       "or a death without a word). Stopped and failed ones continue with axial train --resume RUN.\n"
       "Example: axial runs runs --json");

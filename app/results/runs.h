@@ -20,7 +20,7 @@ struct EpochMetrics {
 enum class RunState {
   kRunning,   // a process holds the run's lock
   kFinished,  // all of its epochs are done
-  kStopped,   // by a signal or --stop-after, as its log says last
+  kStopped,   // by a signal, --stop-after or --time-limit, as its log says last
   kFailed     // an error, or a death without a word
 };
 std::string name_of(RunState state);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include <png.h>
+#include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
 #include "app/checkpoint/safetensors.h"
@@ -120,6 +121,10 @@ TEST_F(Results, PredictTakesFoldersListsAndNumbersInOrderAndInBatches) {
   EXPECT_EQ(rows[1].rfind("d.png,1,", 0), 0u) << rows[1];
   EXPECT_EQ(rows[3].rfind("\"set/a, b.png\",1,", 0), 0u) << rows[3];
   EXPECT_NE(read_file(folder_ / "err").find("missing.png"), std::string::npos);
+  std::ofstream(folder_ / "list") << "d.png\n" << '\0' << "x\n";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u) << "the good one is answered";
+  EXPECT_NE(read_file(folder_ / "err").find("standard input, line 2: holds a zero byte"), std::string::npos);
   fs::create_directories(folder_ / "empty");
   expect_error(run({"predict", run_, "empty"}), 1, {"empty: no .png, .jpg or .jpeg files in it"});
   expect_error(run({"predict", run_, "d.png", "--format", "xml"}), 2,
@@ -154,7 +159,7 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
   EXPECT_TRUE(model.tensors.at("head.weight").equal(all.tensors.at("model.head.weight")));
   EXPECT_FALSE(model.tensors.at("head.weight").equal(file.tensors.at("head.weight")));
   const std::string own = run_ + "/checkpoints/best.safetensors";
-  expect_error(run({"export", run_, "-o", own}), 1, {"is the checkpoint itself"});
+  expect_error(run({"export", run_, "-o", own}), 1, {"is what is read"});
   EXPECT_TRUE(app::read_safetensors(own).tensors.count("optimizer.adam.step") ==
               all.tensors.count("optimizer.adam.step"));
   expect_error(run({"export", run_}), 2, {"--output"});
@@ -196,6 +201,53 @@ TEST_F(Results, ExplainDrawsTheMapOverThePicture) {
   expect_error(run({"explain", run_, "none.png", "-o", "x.png"}), 1, {"none.png"});
   EXPECT_FALSE(fs::exists(folder_ / "x.png"));
   expect_error(run({"explain", run_, "photo.png", "-o", "x.png", "--map", "diagonal"}), 2, {"--map"});
+}
+
+// What a rename would put a result over: a run's own files by any path, what is read, devices, links to open files.
+TEST_F(Results, OutputsReplaceNothingThatIsNeeded) {
+  fs::copy(run_, folder_ / "run", fs::copy_options::recursive);
+  const std::string mine = (folder_ / "run").string();
+  write_picture(folder_ / "shot.png", 12, 12, 10, 200);
+  fs::create_symlink("run/checkpoints/best.safetensors", folder_ / "link");
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  const std::vector<std::vector<std::string>> commands = {
+      {"eval", mine, "--json"}, {"export", mine, "-o"}, {"report", mine, "-o"}, {"explain", mine, "shot.png", "-o"}};
+  const std::vector<std::string> needed = {"run/checkpoints/last.safetensors",
+                                           "run/checkpoints/../checkpoints/best.safetensors",
+                                           "run/checkpoints/new",
+                                           "run/config.yaml",
+                                           "run/metrics.csv",
+                                           "run/train.log",
+                                           "run/.lock",
+                                           "link",
+                                           "pipe",
+                                           "/dev/stdout",
+                                           "-"};
+  const auto all_of_it = [&] {
+    std::string bytes;
+    for (const auto& entry : fs::recursive_directory_iterator(mine)) {
+      if (entry.is_regular_file()) bytes += entry.path().string() + read_file(entry.path());
+    }
+    return bytes + read_file(folder_ / "shot.png");
+  };
+  const std::string before = all_of_it();
+  for (const std::vector<std::string>& command : commands) {
+    for (const std::string& output : needed) {
+      if (command[0] != "eval" && output != "link" && output != "pipe") continue;  // one check serves all
+      std::vector<std::string> arguments = command;
+      arguments.push_back(output);
+      const Outcome o = run(arguments);
+      EXPECT_EQ(o.code, 1) << command[0] << " " << output << ": " << o.err;
+      EXPECT_EQ(lines(o.err).size(), 1u) << o.err;
+      EXPECT_EQ(o.out, "");
+    }
+  }
+  EXPECT_EQ(run({"explain", mine, "shot.png", "-o", "shot.png"}).code, 1);
+  EXPECT_TRUE(all_of_it() == before);
+  fs::create_symlink("aim.html", folder_ / "page.html");
+  EXPECT_EQ(run({"eval", mine, "--json", "page.html"}).code, 0);
+  EXPECT_TRUE(fs::is_symlink(folder_ / "page.html")) << "links are followed";
+  EXPECT_TRUE(fs::is_regular_file(folder_ / "aim.html"));
 }
 
 TEST_F(Results, ReportIsOnePageThatABrowserDraws) {

@@ -229,6 +229,12 @@ TEST(Images, Case27WhatIsNoImageIsNamed) {
   expect_parts(error_of_reading(dir / "one.png", 2), {"2 channels"});
 }
 
+TEST(Images, Case27GzipIsRefusedFromItsFirstBytes) {
+  TempDir dir;
+  write(dir / "a.png", Bytes{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3});
+  expect_parts(error_of_reading(dir / "a.png"), {"gzip", "expected a PNG or JPEG"});
+}
+
 TEST(Images, ContentDecidesNotTheName) {
   TempDir dir;
   write_png(dir / "a.jpg", {.width = 1, .height = 1, .type = PNG_COLOR_TYPE_GRAY}, {77});

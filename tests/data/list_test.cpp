@@ -45,6 +45,9 @@ TEST_F(List, ErrorsNameTheLine) {
   expect_parts(error("\"a\nb\",1\n,cat\n"), {file + ":3:", "empty path"});
   expect_parts(error("a.png,\n"), {file + ":1:", "label"});
   expect_parts(error("a.png,b\x01\n"), {file + ":1:", "label"});
+  expect_parts(error("a.png, b\n"), {file + ":1:", "' b'", "blanks"});
+  expect_parts(error(std::string("a.png\0x,b\n", 10)), {file + ":1:", "zero byte"});
+  expect_parts(error("a.png,b\nx/../a.png,c\n"), {file + ":2:", "of class 'c'", "'b' on a line before"});
   expect_parts(error("a.png,\"b\n"), {file + ":1:", "does not end"});
   expect_parts(error("a.png,\"b\"c\n"), {file + ":1:", "closing quote"});
   expect_parts(error("a\"b.png,c\n"), {file + ":1:", "quote within"});

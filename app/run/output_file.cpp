@@ -1,0 +1,66 @@
+#include "app/run/output_file.h"
+
+#include <algorithm>
+#include <array>
+#include <system_error>
+
+#include "app/run/atomic_file.h"
+#include "app/run/run_error.h"
+
+namespace axial::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMostLinks = 40;  // as the kernel follows
+
+bool is_run(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / "config.yaml", ignored) && fs::is_directory(folder / "checkpoints", ignored);
+}
+
+bool belongs_to_a_run(const fs::path& file) {
+  constexpr std::array kKept = {"config.yaml", "train.log", "metrics.csv", ".lock"};
+  const fs::path folder = file.parent_path();
+  const std::string name = file.filename().string();
+  if (folder.filename() == "checkpoints" && is_run(folder.parent_path())) return true;
+  return is_run(folder) &&
+         (std::find(kKept.begin(), kKept.end(), name) != kKept.end() || name.rfind("events.out.tfevents", 0) == 0);
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const std::string& path, const std::vector<fs::path>& inputs) {
+  std::error_code error;
+  if (path == "-") throw RunError("-: expected the name of a file to write (./- for one of that name)");
+  const fs::file_status status = fs::status(path, error);
+  const bool exists = fs::exists(status);
+  if (fs::is_directory(status)) throw RunError(path + ": is a folder, expected a file to write");
+  // /dev/stdout and its like are links to what a process has open: what a rename would replace is not what is meant.
+  const bool open_file = fs::is_symlink(fs::symlink_status(path, error)) &&
+                         fs::read_symlink(path, error).string().rfind("/proc/", 0) == 0;
+  if (open_file || (exists && !fs::is_regular_file(status))) {
+    throw RunError(path + ": is no ordinary file (a device or a pipe, say), expected a file to write");
+  }
+  for (const fs::path& input : inputs) {
+    if (exists && fs::equivalent(path, input, error)) {
+      throw RunError(path + ": is what is read; it would be lost: choose another file");
+    }
+  }
+  fs::path target = path;  // a link may point to a file that is not there yet
+  for (int links = 0; links < kMostLinks && fs::is_symlink(fs::symlink_status(target, error)); ++links) {
+    target = target.parent_path() / fs::read_symlink(target, error);
+  }
+  path_ = fs::weakly_canonical(target, error);
+  if (error) path_ = target;
+  if (belongs_to_a_run(path_)) throw RunError(path + ": belongs to a run, which needs it; choose another file");
+  const AtomicFile can_be_written(path_);  // minutes of work should not end in "no such folder"
+}
+
+void OutputFile::write(const std::string& content) const {
+  AtomicFile file(path_);
+  file.write(content);
+  file.commit();
+}
+
+}  // namespace axial::app
