@@ -15,6 +15,7 @@
 
 #include "app/config/load.h"
 #include "app/config/value.h"
+#include "app/run/run_directory.h"
 #include "app/run/run_error.h"
 
 namespace axial::app {
@@ -122,12 +123,6 @@ std::string name_of(RunState state) {
 
 std::int64_t RunSummary::epochs_done() const {
   return epochs.empty() ? 0 : static_cast<std::int64_t>(epochs.back().epoch);
-}
-
-bool is_run_folder(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path / "config.yaml", ignored) &&
-         (fs::is_directory(path / "checkpoints", ignored) || fs::exists(path / "metrics.csv", ignored));
 }
 
 RunSummary read_run(const fs::path& path) {

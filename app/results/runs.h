@@ -39,9 +39,7 @@ struct RunSummary {
   std::int64_t epochs_done() const;
 };
 
-// A folder with a config.yaml that train wrote (metrics.csv or checkpoints beside it).
-bool is_run_folder(const std::filesystem::path& path);
-// Throws RunError where `path` is no run's folder.
+// Throws RunError where `path` is no run's folder (is_run_folder).
 RunSummary read_run(const std::filesystem::path& path);
 // `root` itself where it is a run, else the runs in it; newest first. Throws RunError where it cannot be listed.
 std::vector<RunSummary> list_runs(const std::filesystem::path& root);

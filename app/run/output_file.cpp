@@ -1,10 +1,9 @@
 #include "app/run/output_file.h"
 
-#include <algorithm>
-#include <array>
 #include <system_error>
 
 #include "app/run/atomic_file.h"
+#include "app/run/run_directory.h"
 #include "app/run/run_error.h"
 
 namespace axial::app {
@@ -14,18 +13,11 @@ namespace fs = std::filesystem;
 
 constexpr int kMostLinks = 40;  // as the kernel follows
 
-bool is_run(const fs::path& folder) {
-  std::error_code ignored;
-  return fs::exists(folder / "config.yaml", ignored) && fs::is_directory(folder / "checkpoints", ignored);
-}
-
 bool belongs_to_a_run(const fs::path& file) {
-  constexpr std::array kKept = {"config.yaml", "train.log", "metrics.csv", ".lock"};
   const fs::path folder = file.parent_path();
+  if (folder.filename() == "checkpoints" && is_run_folder(folder.parent_path())) return true;
   const std::string name = file.filename().string();
-  if (folder.filename() == "checkpoints" && is_run(folder.parent_path())) return true;
-  return is_run(folder) &&
-         (std::find(kKept.begin(), kKept.end(), name) != kKept.end() || name.rfind("events.out.tfevents", 0) == 0);
+  return is_run_folder(folder) && (is_run_file(name) || name == ".lock");
 }
 
 }  // namespace

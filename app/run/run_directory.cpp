@@ -103,16 +103,11 @@ void remove_file(const fs::path& path) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail(path, "cannot be removed: " + describe_error(errno));
 }
 
-// What a run writes, by name; whatever else lies there is somebody's.
-bool is_of_run(const std::string& name) {
-  return is_event_file(name) || name == "config.yaml" || name == "train.log" || name == "metrics.csv";
-}
-
 bool is_run(const fs::path& path) {
   if (is_there(path / "checkpoints")) return true;
   const std::vector<fs::path> files = files_in(path);
   return std::any_of(files.begin(), files.end(),
-                     [](const fs::path& file) { return is_of_run(file.filename().string()); });
+                     [](const fs::path& file) { return is_run_file(file.filename().string()); });
 }
 
 void remove_run(const fs::path& path) {
@@ -121,7 +116,7 @@ void remove_run(const fs::path& path) {
     if (name == "last.safetensors" || name == "best.safetensors" || epoch_number(name) >= 0) remove_file(file);
   }
   for (const fs::path& file : files_in(path)) {
-    if (is_of_run(file.filename().string())) remove_file(file);
+    if (is_run_file(file.filename().string())) remove_file(file);
   }
 }
 
@@ -131,6 +126,16 @@ void refuse_existing(const fs::path& path, RunDirectory::Mode mode) {
 }
 
 }  // namespace
+
+bool is_run_file(const std::string& name) {
+  return is_event_file(name) || name == "config.yaml" || name == "train.log" || name == "metrics.csv";
+}
+
+bool is_run_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path / "config.yaml", ignored) &&
+         (fs::is_directory(path / "checkpoints", ignored) || fs::exists(path / "metrics.csv", ignored));
+}
 
 RunDirectory::RunDirectory(fs::path path, Mode mode) : path_(std::move(path)) {
   refuse_existing(path_, mode);

@@ -10,6 +10,11 @@
 
 namespace axial::app {
 
+// What a run writes into its folder, by name; whatever else lies there is somebody's.
+bool is_run_file(const std::string& name);
+// A folder with a config.yaml that train wrote (metrics.csv or checkpoints beside it).
+bool is_run_folder(const std::filesystem::path& path);
+
 // Makes `path` (and checkpoints/ in it), makes sure that it can be written before anything starts, and keeps
 // every other process from writing the same run for as long as it lives (flock on .lock; a killed process
 // leaves no lock behind). An existing run (a folder with anything that a run writes) is refused unless

@@ -58,6 +58,19 @@ struct StripPlace {
   int length, pitch;
 };
 
+// A head's O as the A of the output projection: rows g times r0, rows g + 8 times r1, rounded.
+template <class F, int kSteps>
+__device__ __forceinline__ void scaled_operand(const float (&o)[2 * kSteps][4], float r0, float r1,
+                                               std::uint32_t (*out)[4]) {
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    out[i][0] = F::pair(o[2 * i][0] * r0, o[2 * i][1] * r0);
+    out[i][1] = F::pair(o[2 * i][2] * r1, o[2 * i][3] * r1);
+    out[i][2] = F::pair(o[2 * i + 1][0] * r0, o[2 * i + 1][1] * r0);
+    out[i][3] = F::pair(o[2 * i + 1][2] * r1, o[2 * i + 1][3] * r1);
+  }
+}
+
 // --- Attention of one group of heads ---------------------------------------------------------------
 
 template <class S, bool kGeneral>
@@ -354,15 +367,8 @@ struct Attend {
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const float r0 = reciprocal(sum[h][0]) * keep_scale, r1 = reciprocal(sum[h][1]) * keep_scale;
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        std::uint32_t(&a)[4] = out[h * kSteps + i];
-        a[0] = F::pair(o[h][2 * i][0] * r0, o[h][2 * i][1] * r0);
-        a[1] = F::pair(o[h][2 * i][2] * r1, o[h][2 * i][3] * r1);
-        a[2] = F::pair(o[h][2 * i + 1][0] * r0, o[h][2 * i + 1][1] * r0);
-        a[3] = F::pair(o[h][2 * i + 1][2] * r1, o[h][2 * i + 1][3] * r1);
-      }
+      scaled_operand<F, kSteps>(o[h], reciprocal(sum[h][0]) * keep_scale, reciprocal(sum[h][1]) * keep_scale,
+                                out + h * kSteps);
     }
   }
 };

@@ -167,15 +167,7 @@ struct AttendShort {
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const float r0 = reciprocal(sum[h][0]), r1 = reciprocal(sum[h][2]);
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        std::uint32_t(&a)[4] = out[h * kSteps + i];
-        a[0] = F::pair(o[h][2 * i][0] * r0, o[h][2 * i][1] * r0);
-        a[1] = F::pair(o[h][2 * i][2] * r1, o[h][2 * i][3] * r1);
-        a[2] = F::pair(o[h][2 * i + 1][0] * r0, o[h][2 * i + 1][1] * r0);
-        a[3] = F::pair(o[h][2 * i + 1][2] * r1, o[h][2 * i + 1][3] * r1);
-      }
+      scaled_operand<F, kSteps>(o[h], reciprocal(sum[h][0]), reciprocal(sum[h][2]), out + h * kSteps);
     }
   }
 };
