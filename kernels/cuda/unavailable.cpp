@@ -1,4 +1,5 @@
 // The CUDA side of a build without CUDA.
+#include "kernels/mlp.h"
 #include "kernels/pass.h"
 
 namespace axial::kernels::cuda {
@@ -43,6 +44,21 @@ std::size_t pass_backward_workspace(const PassProblem&) { return 0; }
 
 Status pass_backward(const PassProblem&, const void*, const ConstTokens&, const Tokens&, const PassGradients&, void*,
                      std::size_t, CUstream_st*) {
+  return unavailable();
+}
+
+Status choose_mlp(const MlpProblem&, KernelChoice*) { return unavailable(); }
+
+std::size_t mlp_packed_bytes(const MlpProblem&) { return 0; }
+
+Status pack_mlp(const MlpProblem&, void*, CUstream_st*) { return unavailable(); }
+
+Status mlp_forward(const MlpProblem&, const void*, void*, CUstream_st*) { return unavailable(); }
+
+std::size_t mlp_backward_workspace(const MlpProblem&) { return 0; }
+
+Status mlp_backward(const MlpProblem&, const void*, const void*, void*, const MlpGradients&, void*, std::size_t,
+                    CUstream_st*) {
   return unavailable();
 }
 

@@ -39,7 +39,7 @@ __device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
 // What was written to shared memory by ordinary stores becomes visible to wgmma's operands.
 __device__ __forceinline__ void wgmma_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// rs: A from registers, B K-major. ss: both from shared memory, kTransA/kTransB: MN-major.
+// rs: A from registers, B from shared memory; ss: both from shared memory. kTransA/kTransB: MN-major.
 // Where `accumulate` is false D is overwritten.
 template <class V, int kN>
 struct Wgmma;
@@ -79,13 +79,15 @@ struct Wgmma;
 #define AXIAL_WGMMA_TYPE(V, TYPE, N, R, DX, P0, P1, P2, P3, P4, P5, P6, P7)                                          \
   template <>                                                                                                        \
   struct Wgmma<V, N> {                                                                                               \
+    template <int kTransB = 0>                                                                                       \
     static __device__ __forceinline__ void rs(float (&d)[N / 2], const std::uint32_t (&a)[4], std::uint32_t b,       \
                                               bool accumulate) {                                                     \
       asm volatile("{ .reg .pred p; .reg .b64 y; setp.ne.b32 p, " P5 ", 0; mov.b64 y, {" P4 ", " AXIAL_HIGH "}; "    \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" R "}, {" P0 ", " P1 ", " P2  \
-                   ", " P3 "}, y, p, 1, 1, 0; }"                                                                     \
+                   ", " P3 "}, y, p, 1, 1, " P6 "; }"                                                                \
                    : DX(d)                                                                                           \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)));         \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)),          \
+                     "n"(kTransB));                                                                                  \
     }                                                                                                                \
     template <int kTransA, int kTransB>                                                                              \
     static __device__ __forceinline__ void ss(float (&d)[N / 2], std::uint32_t a, std::uint32_t b, bool accumulate) { \

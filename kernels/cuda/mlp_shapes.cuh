@@ -1,0 +1,98 @@
+// What host and device agree on for the fused MLP: where everything lies in the packed weights and in shared memory.
+//
+// Images are [block of 64 columns][row][128 bytes], swizzled as wgmma.cuh says. The hidden channels are padded with
+// zero weights to a multiple of 64, a chunk: gelu(0) = 0 adds nothing.
+#pragma once
+
+#include "kernels/cuda/pass_shapes.cuh"
+
+namespace axial::kernels::cuda {
+
+inline constexpr int kMlpChunk = 64;
+
+// The packed weights of a model: offsets in bytes.
+//   up         [D / 64][hidden rows][128]: W_up norm_weight
+//   down       [chunk][D rows][128]: W_down, rows in the order of out_column()
+//   up_bias    float [hidden]: b_up + W_up norm_bias
+//   down_bias  float [D]
+//   down_plain [chunk][D rows][128]: W_down, rows in order
+struct MlpPacking {
+  int dim, hidden;  // hidden: padded
+  __host__ __device__ constexpr int chunks() const { return hidden / kMlpChunk; }
+  __host__ __device__ constexpr int blocks() const { return (dim + 63) / 64; }
+  __host__ __device__ constexpr int up_bytes() const { return blocks() * hidden * 128; }
+  __host__ __device__ constexpr int down_bytes() const { return chunks() * dim * 128; }
+  __host__ __device__ constexpr int down() const { return up_bytes(); }
+  __host__ __device__ constexpr int up_bias() const { return down() + down_bytes(); }
+  __host__ __device__ constexpr int down_bias() const { return up_bias() + 4 * hidden; }
+  __host__ __device__ constexpr int down_plain() const { return down_bias() + 4 * dim; }
+  __host__ __device__ constexpr int bytes() const { return down_plain() + down_bytes(); }
+};
+
+__host__ __device__ inline MlpPacking mlp_packing(std::int64_t dim, std::int64_t hidden) {
+  return {static_cast<int>(dim), static_cast<int>((hidden + kMlpChunk - 1) / kMlpChunk * kMlpChunk)};
+}
+
+template <class V, int kDim_>
+struct MlpShape {
+  using Value = V;
+  static constexpr int kDim = kDim_, kSteps = kDim / 16, kBlocks = (kDim + 63) / 64, kRowGroups = kDim / 8;
+  // Columns of block b.
+  static constexpr int width(int b) { return kDim - 64 * b < 64 ? kDim - 64 * b : 64; }
+  // A tile of rows: [block][row][128 bytes], swizzled; group c of 16 bytes of a row.
+  __host__ __device__ static constexpr int tile_bytes(int rows) { return kBlocks * rows * 128; }
+  __device__ static constexpr int offset(int rows, int row, int c) {
+    return c / 8 * (rows * 128) + row * 128 + (((c & 7) ^ (row & 7)) << 4);
+  }
+
+  // Forward: blocks of up to this many warpgroups, as registers allow; each warp has strips of 16 rows of its own.
+  static constexpr int kForwardGroups = kDim <= 64 ? 4 : kDim <= 96 ? 3 : 2, kForwardStages = 2;
+  static int forward_bytes(int groups, int hidden) {
+    return mlp_packing(kDim, hidden).down_plain() + groups * kForwardStages * tile_bytes(64);
+  }
+
+  // Backward: two warpgroups, each with tiles of 64 rows of its own.
+  static constexpr int kBackwardGroups = 2, kTile = tile_bytes(64);
+  // The blocks of 64 hidden channels whose weight gradients fit a warpgroup's registers: 64 floats a thread for each
+  // matrix.
+  static constexpr int kMaxSums = kDim <= 64 ? 2 : 1;
+  // ... beside dx.
+  static constexpr int kMaxFused = kDim <= 64 ? 2 : 0;
+  // Weights of `part` hidden channels, a tile of ones, biases; then for each warpgroup stages of x and dy, and h, du.
+  static int backward_bytes(int part, bool weights, int stages) {
+    const int bytes = kBlocks * part * 128 + part / kMlpChunk * kDim * 128 + 1024 + (4 * part + 1023) / 1024 * 1024 +
+                      kBackwardGroups * (stages * 2 * kTile + (weights ? 2 * (part / kMlpChunk) * 8192 : 0));
+    // At the end the sums of one warpgroup pass through it.
+    return weights && bytes < 4 * slab(part) ? 4 * slab(part) : bytes;
+  }
+  // A block's sums for its part: [du^T x_hat, h^T dy][part][D], then the sums of du [part] and of dy [D].
+  __host__ __device__ static constexpr int slab(int part) { return 2 * part * kDim + part + kDim; }
+};
+
+struct MlpArguments {
+  std::int64_t tokens;
+  const void* x;
+  void* y;
+  const unsigned char* packed;
+  const float* sample_scale;  // null: 1
+  Divisor tokens_per_sample;
+  float eps;
+  int hidden;  // padded
+};
+
+struct MlpBackwardArguments {
+  std::int64_t tokens;
+  const void* x;
+  const void* dy;
+  void* dx;
+  const unsigned char* packed;
+  float* slabs;  // [blocks][slab]; block b belongs to part b % parts
+  const float* sample_scale;
+  Divisor tokens_per_sample;
+  float eps;
+  int hidden;  // padded
+  int part;    // hidden channels that a block works on
+  int stages;
+};
+
+}  // namespace axial::kernels::cuda
