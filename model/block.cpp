@@ -5,6 +5,7 @@
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/init.h"
+#include "model/mlp.h"
 
 namespace axial {
 
@@ -22,18 +23,14 @@ AxialBlockImpl::AxialBlockImpl(AxialBlockOptions options) : options_(std::move(o
 
 torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomState& random) {
   const torch::Tensor x = attention_->forward(input, random);  // [B, H, W, D]
-  const auto type = x.scalar_type();
-  const auto cast = [&](const torch::Tensor& t) { return t.to(type); };
-
-  torch::Tensor u =
-      torch::layer_norm(x, {x.size(3)}, cast(mlp_norm_->weight), cast(mlp_norm_->bias), options_.attention.eps);
-  u = torch::gelu(torch::linear(u, cast(mlp_up_->weight), cast(mlp_up_->bias)));  // [B, H, W, rD]
-  u = torch::linear(u, cast(mlp_down_->weight), cast(mlp_down_->bias));           // [B, H, W, D]
-  const torch::Tensor scale =
-      sample_scale(x.size(0), options_.attention.drop_path, is_training() ? random : RandomState{},
-                   options_.attention.stream + 4, accumulate_type(type));  // [B]
-  if (scale.defined()) u = (u * scale.view({-1, 1, 1, 1})).to(type);
-  return x + u;
+  MlpOptions options;
+  options.eps = options_.attention.eps;
+  options.backend = options_.attention.backend;
+  options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, is_training() ? random : RandomState{},
+                                      options_.attention.stream + 4, accumulate_type(x.scalar_type()));  // [B]
+  return mlp(x,
+             {mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight, mlp_down_->bias},
+             options);
 }
 
 }  // namespace axial

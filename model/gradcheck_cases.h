@@ -51,7 +51,7 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw);
 // A gradient of that shape whose values do not depend on the layout, except for kExpanded (all ones).
 at::Tensor incoming_gradient(Draw& draw, at::IntArrayRef shape, Incoming incoming);
 
-// Passes in float32, TF32 (CUDA), bfloat16 and float16 against the reference in float64.
+// Passes and MLPs in float32, TF32 (CUDA), bfloat16 and float16 against the reference in float64.
 void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& report);
 
 }  // namespace axial

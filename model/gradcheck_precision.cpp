@@ -1,12 +1,15 @@
 // The narrower types against float64: the part of the gradient check that finite differences cannot do.
-#include <array>
+#include <cmath>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "model/gradcheck_cases.h"
+#include "model/mlp.h"
 #include "model/reference.h"
 #include "model/tolerance.h"
 
@@ -37,21 +40,24 @@ struct Shape {
   std::int64_t batch, height, width, dim, heads;
 };
 
-using Pass = at::Tensor (*)(const at::Tensor&, const PassParameters&, const PassOptions&);
+// A layer on x[B, H, W, D] and its parameters.
+using Layer = std::function<at::Tensor(const at::Tensor&, const std::vector<at::Tensor>&)>;
 
 struct Evaluated {
   at::Tensor branch;              // y - x
   std::vector<at::Tensor> grads;  // dx - dy, then one for each parameter; float64
 };
 
-// Runs a pass in `type` on inputs given in float64 that `type` holds exactly; parameters stay wider than 16 bits.
-Evaluated evaluate(Pass pass, const at::Tensor& x64, const std::vector<at::Tensor>& parameters64,
-                   const at::Tensor& g64, const PassOptions& options, at::ScalarType type) {
+// Runs a layer in `type` on inputs given in float64 that `type` holds exactly; parameters stay wider than 16 bits.
+Evaluated evaluate(const Layer& layer, const at::Tensor& x64, const std::vector<at::Tensor>& parameters64,
+                   const at::Tensor& g64, at::ScalarType type) {
   const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
-  std::vector<at::Tensor> leaves{x64.to(type).requires_grad_()};
-  for (const at::Tensor& p : parameters64) leaves.push_back(p.to(wide, false, true).requires_grad_());
-  const PassParameters p{leaves[1], leaves[2], leaves[3], leaves[4], leaves[5], leaves[6]};
-  const at::Tensor y = pass(leaves[0], p, options);
+  std::vector<at::Tensor> leaves{x64.to(type).requires_grad_()}, parameters;
+  for (const at::Tensor& p : parameters64) {
+    parameters.push_back(p.to(wide, false, true).requires_grad_());
+    leaves.push_back(parameters.back());
+  }
+  const at::Tensor y = layer(leaves[0], parameters);
   Evaluated e;
   e.branch = y.detach().to(at::kDouble) - x64;
   e.grads = torch::autograd::grad({y}, leaves, {g64.to(type)});
@@ -60,30 +66,28 @@ Evaluated evaluate(Pass pass, const at::Tensor& x64, const std::vector<at::Tenso
   return e;
 }
 
-// `shrink`: x scaled by 2^-12 and eps by 2^-24, which the norm does not notice; the residual vanishes beside the
-// branch.
-void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report) {
-  const TF32Scope scope(n.tf32);
-  const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
-  const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
-  std::vector<at::Tensor> parameters{p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, p.bias};
-  for (at::Tensor& t : parameters) t = t.to(at::kFloat).to(at::kDouble);
-  const auto exact = [&](const at::Tensor& t) { return t.to(n.type).to(at::kDouble); };
-  const at::Tensor x = exact(draw.normal({s.batch, s.height, s.width, s.dim}, shrink ? std::ldexp(1.0, -12) : 1.0));
-  const at::Tensor g = exact(draw.normal(x.sizes()));
-  PassOptions options;
-  options.axis = axis;
-  options.heads = s.heads;
-  options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
-  const Evaluated ours = evaluate(axial_pass, x, parameters, g, options, n.type);
-  const Evaluated composed = evaluate(reference_pass, x, parameters, g, options, n.type);
-  const Evaluated truth = evaluate(reference_pass, x, parameters, g, options, at::kDouble);
+struct LayerCase {
+  std::string name;
+  Layer ours, reference;
+  std::vector<std::pair<const char*, at::Tensor>> parameters;  // float64
+  std::int64_t batch, height, width, dim;
+};
 
-  const std::string name = std::string(n.name) + " pass " + (axis == Axis::kRow ? "row" : "column") + " [" +
-                           std::to_string(s.batch) + ", " + std::to_string(s.height) + ", " +
-                           std::to_string(s.width) + ", " + std::to_string(s.dim) + "] h=" + std::to_string(s.heads) +
-                           (shrink ? ", x 2^-12" : "");
+// `shrink`: x scaled by 2^-12 and eps (the layer's business) by 2^-24, which the norm does not notice; the residual
+// vanishes beside the branch.
+void check_layer_in(Draw& draw, const LayerCase& c, const Narrow& n, bool shrink,
+                    const std::function<void(GradcheckResult)>& report) {
+  const TF32Scope scope(n.tf32);
+  std::vector<at::Tensor> parameters;
+  for (const auto& entry : c.parameters) parameters.push_back(entry.second.to(at::kFloat).to(at::kDouble));
+  const auto exact = [&](const at::Tensor& t) { return t.to(n.type).to(at::kDouble); };
+  const at::Tensor x = exact(draw.normal({c.batch, c.height, c.width, c.dim}, shrink ? std::ldexp(1.0, -12) : 1.0));
+  const at::Tensor g = exact(draw.normal(x.sizes()));
+  const Evaluated ours = evaluate(c.ours, x, parameters, g, n.type);
+  const Evaluated composed = evaluate(c.reference, x, parameters, g, n.type);
+  const Evaluated truth = evaluate(c.reference, x, parameters, g, at::kDouble);
+
+  const std::string name = std::string(n.name) + " " + c.name + (shrink ? ", x 2^-12" : "");
   const auto compare = [&](const std::string& quantity, const at::Tensor& out, const at::Tensor& ops,
                            const at::Tensor& ref, Quantity kind) {
     const double allowed = tolerance(n.type, n.tf32, kind), error = relative_error(out, ref);
@@ -95,11 +99,73 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
   };
   compare("y - x", ours.branch, composed.branch, truth.branch, Quantity::kBranch);
   compare("dx - dy", ours.grads[0], composed.grads[0], truth.grads[0], Quantity::kInputGradient);
-  constexpr std::array names{"norm_weight", "norm_bias", "qkv_weight", "out_weight", "out_bias", "bias"};
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    compare(std::string("d ") + names[i], ours.grads[i + 1], composed.grads[i + 1], truth.grads[i + 1],
+  for (std::size_t i = 0; i < c.parameters.size(); ++i) {
+    compare(std::string("d ") + c.parameters[i].first, ours.grads[i + 1], composed.grads[i + 1], truth.grads[i + 1],
             Quantity::kParameterGradient);
   }
+}
+
+std::string sizes_of(const Shape& s) {
+  return "[" + std::to_string(s.batch) + ", " + std::to_string(s.height) + ", " + std::to_string(s.width) + ", " +
+         std::to_string(s.dim) + "]";
+}
+
+void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
+                   const std::function<void(GradcheckResult)>& report) {
+  const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
+  const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
+  PassOptions options;
+  options.axis = axis;
+  options.heads = s.heads;
+  options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
+  const auto with = [options](auto pass) {
+    return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
+      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q[5]}, options);
+    };
+  };
+  check_layer_in(draw,
+                 {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
+                      " h=" + std::to_string(s.heads),
+                  with(axial_pass),
+                  with(reference_pass),
+                  {{"norm_weight", p.norm_weight},
+                   {"norm_bias", p.norm_bias},
+                   {"qkv_weight", p.qkv_weight},
+                   {"out_weight", p.out_weight},
+                   {"out_bias", p.out_bias},
+                   {"bias", p.bias}},
+                  s.batch, s.height, s.width, s.dim},
+                 n, shrink, report);
+}
+
+// The MLP of `ratio` times D hidden channels; with `depth` the branch of every second sample is dropped.
+void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
+                  const std::function<void(GradcheckResult)>& report) {
+  const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
+  MlpOptions options;
+  options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
+  if (depth) {
+    options.sample_scale = at::arange(s.batch, at::dtype(at::kFloat).device(draw.device())).remainder(2).mul(1.25);
+  }
+  const auto with = [options](Backend backend) {
+    return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
+      MlpOptions o = options;
+      o.backend = backend;
+      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5]}, o);
+    };
+  };
+  check_layer_in(draw,
+                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : ""),
+                  with(Backend::kFused),
+                  with(Backend::kReference),
+                  {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
+                   {"norm_bias", draw.normal({s.dim}, 0.2)},
+                   {"up_weight", draw.normal({hidden, s.dim}, up)},
+                   {"up_bias", draw.normal({hidden}, 0.2)},
+                   {"down_weight", draw.normal({s.dim, hidden}, down)},
+                   {"down_bias", draw.normal({s.dim}, 0.2)}},
+                  s.batch, s.height, s.width, s.dim},
+                 n, shrink, report);
 }
 
 }  // namespace
@@ -120,6 +186,18 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     }
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
+  }
+  // Hidden channels in one, several and half-filled parts of the kernels; a width that they do not know.
+  std::vector<std::pair<Shape, std::int64_t>> mlps{{{4, 14, 14, 64, 1}, 128}, {{16, 5, 9, 40, 1}, 100}};
+  if (cuda) {
+    for (const auto& one : {std::pair(Shape{4, 28, 28, 64, 1}, std::int64_t{256}), {{4, 14, 14, 128, 1}, 256},
+                            {{8, 9, 11, 96, 1}, 200}, {{8, 9, 11, 32, 1}, 64}}) {
+      mlps.push_back(one);
+    }
+  }
+  for (const Narrow& n : types) {
+    for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
+    if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }
 

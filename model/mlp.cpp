@@ -1,0 +1,178 @@
+#include "model/mlp.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "kernels/mlp.h"
+#include "model/bridge.h"
+#include "model/launch.h"
+
+namespace axial {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+kernels::MlpProblem problem_of(std::int64_t tokens, std::int64_t dim, std::int64_t hidden, at::ScalarType type) {
+  kernels::MlpProblem problem;
+  problem.tokens = tokens;
+  problem.dim = dim;
+  problem.hidden = hidden;
+  problem.dtype = kernel_type(type);
+  return problem;
+}
+
+kernels::KernelChoice choice_of(const kernels::MlpProblem& problem) {
+  kernels::KernelChoice choice;
+  if (!kernels::cuda::choose_mlp(problem, &choice).ok()) return {};
+  return choice;
+}
+
+std::int64_t tokens_of(const at::Tensor& x) { return x.size(0) * x.size(1) * x.size(2); }
+
+// The parameters as the kernels take them: float32, contiguous. They must live until the kernels are queued.
+MlpParameters ready(const MlpParameters& p) {
+  const auto as_float = [](const at::Tensor& t) { return t.detach().to(at::kFloat).contiguous(); };
+  return {as_float(p.norm_weight), as_float(p.norm_bias),   as_float(p.up_weight),
+          as_float(p.up_bias),     as_float(p.down_weight), as_float(p.down_bias)};
+}
+
+// x contiguous and aligned.
+kernels::MlpProblem problem_on(const at::Tensor& x, const MlpParameters& weights, double eps,
+                               const at::Tensor& sample_scale) {
+  kernels::MlpProblem problem = problem_of(tokens_of(x), x.size(3), weights.up_weight.size(0), x.scalar_type());
+  problem.eps = eps;
+  problem.weights = {weights.norm_weight.const_data_ptr<float>(), weights.norm_bias.const_data_ptr<float>(),
+                     weights.up_weight.const_data_ptr<float>(),   weights.up_bias.const_data_ptr<float>(),
+                     weights.down_weight.const_data_ptr<float>(), weights.down_bias.const_data_ptr<float>()};
+  problem.x = x.const_data_ptr();
+  if (sample_scale.defined()) problem.sample_scale = sample_scale.const_data_ptr<float>();
+  problem.tokens_per_sample = std::max<std::int64_t>(x.size(1) * x.size(2), 1);
+  return problem;
+}
+
+at::Tensor bytes_on(const at::Tensor& x, std::size_t count) {
+  return at::empty({static_cast<std::int64_t>(count)}, x.options().dtype(at::kByte));
+}
+
+class MlpFunction : public torch::autograd::Function<MlpFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
+                            const at::Tensor& norm_bias, const at::Tensor& up_weight, const at::Tensor& up_bias,
+                            const at::Tensor& down_weight, const at::Tensor& down_bias, const MlpOptions& options,
+                            bool save) {
+    const c10::OptionalDeviceGuard guard(x_any.device());
+    const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
+    const MlpParameters weights = ready({norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias});
+    const at::Tensor scale =
+        options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
+    const kernels::MlpProblem problem = problem_on(x, weights, options.eps, scale);
+    const at::Tensor packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problem));
+    CUstream_st* const stream = current_stream(x.device());
+    check_status(kernels::cuda::pack_mlp(problem, packed.mutable_data_ptr(), stream), "mlp");
+    const at::Tensor y = at::empty_like(x);
+    check_status(kernels::cuda::mlp_forward(problem, packed.const_data_ptr(), y.mutable_data_ptr(), stream), "mlp");
+    if (save) {
+      ctx->save_for_backward(
+          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, packed, scale});
+      ctx->saved_data["eps"] = options.eps;
+    }
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list incoming) {
+    const bool create_graph = at::GradMode::is_enabled();
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &packed = saved[7], &scale = saved[8];
+    const c10::OptionalDeviceGuard guard(x.device());
+    const MlpParameters weights = ready({saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]});
+    const kernels::MlpProblem problem = problem_on(x, weights, ctx->saved_data["eps"].toDouble(), scale);
+    const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type()));
+    const at::Tensor dx = at::empty_like(x);
+
+    constexpr int kParameters = 6;
+    variable_list g(9);  // one for each argument of forward
+    kernels::MlpGradients gradients;
+    bool wanted = false;
+    for (int i = 1; i <= kParameters; ++i) wanted = wanted || ctx->needs_input_grad(static_cast<std::size_t>(i));
+    if (wanted) {
+      float** const places[kParameters] = {&gradients.norm_weight, &gradients.norm_bias,   &gradients.up_weight,
+                                           &gradients.up_bias,     &gradients.down_weight, &gradients.down_bias};
+      for (std::size_t i = 0; i < kParameters; ++i) {
+        g[i + 1] = at::empty(saved[i + 1].sizes(), x.options().dtype(at::kFloat));
+        *places[i] = g[i + 1].mutable_data_ptr<float>();
+      }
+    }
+    const std::size_t bytes = kernels::cuda::mlp_backward_workspace(problem);
+    const at::Tensor workspace = bytes_on(x, bytes);
+    check_status(kernels::cuda::mlp_backward(problem, packed.const_data_ptr(), dy.const_data_ptr(),
+                                             dx.mutable_data_ptr(), gradients, workspace.mutable_data_ptr(), bytes,
+                                             current_stream(x.device())),
+                 "mlp backward");
+    if (ctx->needs_input_grad(0)) g[0] = dx;
+    for (std::size_t i = 1; i <= kParameters; ++i) {
+      g[i] = ctx->needs_input_grad(i) ? g[i].to(saved[i].scalar_type()) : at::Tensor();
+    }
+    return differentiable_once(std::move(g), "mlp", create_graph);
+  }
+};
+
+at::Tensor composed(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
+  const auto type = x.scalar_type();
+  const auto cast = [&](const at::Tensor& t) { return t.to(type); };
+  at::Tensor u = at::layer_norm(x, {x.size(3)}, cast(p.norm_weight), cast(p.norm_bias), options.eps);
+  u = at::gelu(at::linear(u, cast(p.up_weight), cast(p.up_bias)));  // [B, H, W, hidden]
+  u = at::linear(u, cast(p.down_weight), cast(p.down_bias));        // [B, H, W, D]
+  if (options.sample_scale.defined()) u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(type);
+  return x + u;
+}
+
+}  // namespace
+
+at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
+  TORCH_CHECK(x.defined() && x.dim() == 4, "mlp: expected x [B, H, W, D], got ",
+              x.defined() ? x.sizes() : at::IntArrayRef());
+  const std::int64_t dim = x.size(3), hidden = p.up_weight.size(0);
+  const auto check = [&](const char* name, const at::Tensor& t, at::IntArrayRef shape) {
+    TORCH_CHECK(t.defined() && t.sizes() == shape && at::isFloatingType(t.scalar_type()) && t.device() == x.device(),
+                "mlp: expected ", name, " ", shape, " on ", x.device(), ", got ",
+                t.defined() ? t.sizes() : at::IntArrayRef(), t.defined() ? " on " + t.device().str() : "");
+  };
+  check("norm_weight", p.norm_weight, {dim});
+  check("norm_bias", p.norm_bias, {dim});
+  check("up_weight", p.up_weight, {hidden, dim});
+  check("up_bias", p.up_bias, {hidden});
+  check("down_weight", p.down_weight, {dim, hidden});
+  check("down_bias", p.down_bias, {dim});
+  if (options.sample_scale.defined()) {
+    check("sample_scale", options.sample_scale, {x.size(0)});
+    TORCH_CHECK(!options.sample_scale.requires_grad(), "mlp: sample_scale is a constant, no gradient is computed");
+  }
+  if (options.backend != Backend::kFused || !x.is_cuda() || x.numel() == 0) return composed(x, p, options);
+  {
+    const c10::OptionalDeviceGuard guard(x.device());
+    if (choice_of(problem_of(tokens_of(x), dim, hidden, x.scalar_type())).forward[0] == 0) {
+      return composed(x, p, options);
+    }
+  }
+  bool save = x.requires_grad();
+  for (const at::Tensor* t :
+       {&p.norm_weight, &p.norm_bias, &p.up_weight, &p.up_bias, &p.down_weight, &p.down_bias}) {
+    save = save || t->requires_grad();
+  }
+  return MlpFunction::apply(x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.down_weight, p.down_bias,
+                            options, save && at::GradMode::is_enabled());
+}
+
+std::string describe_mlp(std::int64_t tokens, std::int64_t dim, std::int64_t hidden, at::ScalarType type,
+                         at::Device device) {
+  if (device.is_cuda()) {
+    const c10::OptionalDeviceGuard guard(device);
+    const kernels::KernelChoice choice = choice_of(problem_of(tokens, dim, hidden, type));
+    if (choice.forward[0] != 0) return std::string(choice.forward) + " / " + choice.backward;
+  }
+  return std::string("composed: ") + (device.is_cuda() ? "cuBLAS" : "ATen");
+}
+
+}  // namespace axial

@@ -1,0 +1,33 @@
+// The MLP sub-block of a block: y = x + s_b (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down).
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "model/options.h"
+
+namespace axial {
+
+struct MlpParameters {
+  at::Tensor norm_weight, norm_bias;  // [D]
+  at::Tensor up_weight, up_bias;      // [hidden, D], [hidden]
+  at::Tensor down_weight, down_bias;  // [D, hidden], [D]
+};
+
+struct MlpOptions {
+  double eps = 1e-5;
+  at::Tensor sample_scale;  // s_b [B], a constant; undefined: 1
+  Backend backend = Backend::kFused;
+};
+
+// x [B, H, W, D] -> the same shape and type. Parameters of any floating type; gradients come out in their own. On one
+// kernel a direction where there is one (kernels/mlp.h), which saves x and nothing else and is differentiable once;
+// else, and for Backend::kReference, composed of ATen operators with autograd.
+at::Tensor mlp(const at::Tensor& x, const MlpParameters& parameters, const MlpOptions& options);
+
+// What an MLP of that shape runs on.
+std::string describe_mlp(std::int64_t tokens, std::int64_t dim, std::int64_t hidden, at::ScalarType type,
+                         at::Device device);
+
+}  // namespace axial
