@@ -12,7 +12,8 @@ namespace axial::kernels::cuda {
 
 namespace {
 
-constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;
+// Kernels count tokens in 32 bits, and a grid's step past the last one.
+constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - (1 << 20);
 constexpr std::int64_t kMaxHidden = 1 << 16;  // far beyond what fits a block
 
 Status unsupported(const MlpProblem& problem, const char* why) {
@@ -35,11 +36,10 @@ MlpPlan plan_of(const MlpProblem& problem, const CardLimits& card) {
     plan.parts = chunks / sums;
     plan.slab = S::slab(plan.part);
     for (const int stages : {1, 2}) {
-      if (S::backward_bytes(plan.hidden, plan.fused, stages) <= card.shared_bytes) plan.stages = stages;
-      if (S::backward_bytes(plan.part, true, stages) <= card.shared_bytes) plan.weight_stages = stages;
+      if (S::input_bytes(plan.hidden, stages) <= card.shared_bytes) plan.stages = stages;
     }
-    const std::int64_t strips = problem.tokens == 0 ? 0 : (problem.tokens - 1) / 64 + 1;
-    const std::int64_t each = strips == 0 ? 0 : (strips - 1) / S::kBackwardGroups + 1;  // blocks of a part
+    constexpr int kRows = 64 * S::kGradientGroups;
+    const std::int64_t each = problem.tokens == 0 ? 0 : (problem.tokens - 1) / kRows + 1;  // blocks of a part
     plan.blocks = std::min<std::int64_t>(each, std::max(card.multiprocessors / plan.parts, 1)) * plan.parts;
   });
   return plan;
@@ -64,9 +64,9 @@ Status check_kernel(const MlpProblem& problem, CardLimits* card, MlpPlan* plan) 
   bool found = false;
   for_mlp_shape<__nv_bfloat16>(problem.dim, [&](auto) { found = true; });
   if (!found) return unsupported(problem, "no kernel for this D");
-  if (problem.tokens > kMaxTokens) return unsupported(problem, "tokens go up to 2^31 - 1 in number");
+  if (problem.tokens > kMaxTokens) return unsupported(problem, "tokens go up to 2^31 - 2^20 in number");
   if (problem.hidden <= kMaxHidden) *plan = plan_of(problem, *card);
-  if (plan->groups == 0 || plan->stages == 0 || plan->weight_stages == 0) {
+  if (plan->groups == 0 || plan->stages == 0) {
     return unsupported(problem, "the weights do not fit a block's shared memory");
   }
   return {};
@@ -106,7 +106,7 @@ std::size_t workspace_of(const MlpPlan& plan) {  // totals, slabs
 
 template <class Arguments>
 void fill(Arguments& arguments, const MlpProblem& problem, const MlpPlan& plan, const void* packed) {
-  arguments.tokens = problem.tokens;
+  arguments.tokens = static_cast<int>(problem.tokens);
   arguments.x = problem.x;
   arguments.packed = static_cast<const unsigned char*>(packed);
   arguments.sample_scale = problem.sample_scale;

@@ -2,18 +2,15 @@
 #pragma once
 
 #include "kernels/cuda/mlp_backward.cuh"
+#include "kernels/cuda/mlp_inputs.cuh"
 #include "kernels/cuda/mlp_launch.h"
 
 namespace axial::kernels::cuda {
 
 template <class S, bool kInputs, int kSums>
-Status launch_mlp_backward_kernel(MlpBackwardArguments arguments, int part, int stages, std::int64_t blocks,
-                                  cudaStream_t stream) {
-  arguments.part = part;
-  arguments.stages = stages;
-  return launch_early(mlp_backward_kernel<S, kInputs, kSums>, arguments, blocks, 128 * S::kBackwardGroups,
-                      static_cast<std::size_t>(S::backward_bytes(part, kSums > 0, stages)), stream,
-                      "fused MLP backward");
+Status launch_mlp_gradients(const MlpBackwardArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
+  return launch_early(mlp_backward_kernel<S, kInputs, kSums>, arguments, blocks, 128 * S::kGradientGroups,
+                      MlpGradientShape<S, kSums>::kBytes, stream, "fused MLP backward");
 }
 
 template <class V>
@@ -23,29 +20,26 @@ Status launch_mlp_backward(MlpBackwardArguments arguments, const MlpPlan& plan, 
   for_mlp_shape<V>(dim, [&](auto shape) {
     using S = decltype(shape);
     constexpr int kMost = S::kMaxSums;
-    const int sums = plan.part / kMlpChunk;
+    const bool one = plan.part == kMlpChunk;
     if (arguments.slabs != nullptr && plan.fused) {
       if constexpr (S::kMaxFused > 0) {
-        status = sums == 1 ? launch_mlp_backward_kernel<S, true, 1>(arguments, plan.part, plan.stages, plan.blocks,
-                                                                    stream)
-                           : launch_mlp_backward_kernel<S, true, kMost>(arguments, plan.part, plan.stages,
-                                                                        plan.blocks, stream);
+        status = one ? launch_mlp_gradients<S, true, 1>(arguments, plan.blocks, stream)
+                     : launch_mlp_gradients<S, true, kMost>(arguments, plan.blocks, stream);
       }
       return;
     }
-    const std::int64_t strips = (arguments.tokens - 1) / 64 + 1;
-    const std::int64_t blocks =
-        std::min<std::int64_t>((strips - 1) / S::kBackwardGroups + 1, card.multiprocessors);
     // The gradients first: dx may overwrite dy.
     if (arguments.slabs != nullptr) {
-      status = sums == 1 ? launch_mlp_backward_kernel<S, false, 1>(arguments, plan.part, plan.weight_stages,
-                                                                   plan.blocks, stream)
-                         : launch_mlp_backward_kernel<S, false, kMost>(arguments, plan.part, plan.weight_stages,
-                                                                       plan.blocks, stream);
+      status = one ? launch_mlp_gradients<S, false, 1>(arguments, plan.blocks, stream)
+                   : launch_mlp_gradients<S, false, kMost>(arguments, plan.blocks, stream);
     }
-    if (status.ok()) {
-      status = launch_mlp_backward_kernel<S, true, 0>(arguments, plan.hidden, plan.stages, blocks, stream);
-    }
+    if (!status.ok()) return;
+    arguments.stages = plan.stages;
+    const std::int64_t tiles = (arguments.tokens - 1) / (64 * S::kInputGroups) + 1;
+    status = launch_early(mlp_inputs_kernel<S>, arguments, std::min<std::int64_t>(tiles, card.multiprocessors),
+                          128 * S::kInputGroups,
+                          static_cast<std::size_t>(S::input_bytes(plan.hidden, plan.stages)), stream,
+                          "fused MLP backward");
   });
   return status;
 }

@@ -5,68 +5,11 @@
 // from x to y and meet in the products alone. The hidden channels pass through registers 64 at a time.
 #pragma once
 
-#include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/gelu.cuh"
-#include "kernels/cuda/mlp_shapes.cuh"
+#include "kernels/cuda/mlp_rows.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
-
-// x_hat of 16 rows, as the A fragments of products, from the tile where they lie; and 1 / sqrt(var + eps) of rows g
-// and g + 8.
-template <class S>
-struct MlpRows {
-  using F = Fragment<typename S::Value>;
-  std::uint32_t x_hat[S::kSteps][4];
-  float rstd[2];
-
-  // `tile`: of kRows rows, of which the warp's begin at `row0`.
-  template <int kRows>
-  __device__ __forceinline__ void normalise(std::uint32_t tile, int row0, float eps) {
-    const int lane = lane_id();
-    const std::uint32_t from = tile + S::offset(kRows, row0 + (lane & 15), 0);
-    const int group = lane >> 4, turn = lane & 7;
-#pragma unroll
-    for (int i = 0; i < S::kSteps; ++i) {
-      load_tiles(from - ((turn & 7) << 4) + i / 4 * (kRows * 128) + ((((2 * i & 7) + group) ^ turn) << 4), x_hat[i]);
-    }
-    float sums[2][4] = {};  // of rows g (0) and g + 8 (2), by a column of ones
-#pragma unroll
-    for (int i = 0; i < S::kSteps; ++i) F::mma(sums[i & 1], x_hat[i], F::kOnes, F::kOnes);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float mean = (sums[0][2 * r] + sums[1][2 * r]) * (1.f / S::kDim);
-      float v[4 * S::kSteps], a = 0, b = 0;
-#pragma unroll
-      for (int i = 0; i < 2 * S::kSteps; ++i) {
-        const std::uint32_t pair = x_hat[i >> 1][r + 2 * (i & 1)];
-        v[2 * i] = F::low(pair) - mean;
-        v[2 * i + 1] = F::high(pair) - mean;
-        a = fmaf(v[2 * i], v[2 * i], a);
-        b = fmaf(v[2 * i + 1], v[2 * i + 1], b);
-      }
-      rstd[r] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + eps);
-#pragma unroll
-      for (int i = 0; i < 2 * S::kSteps; ++i) {
-        x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i] * rstd[r], v[2 * i + 1] * rstd[r]);
-      }
-    }
-  }
-};
-
-// A warp copies its 16 rows of a tile of kRows rows, from token `token` on; rows past the last token become zero.
-template <class S, int kRows>
-__device__ __forceinline__ void copy_mlp_rows(std::uint32_t tile, int row0, const void* tensor, std::int64_t token,
-                                              std::int64_t tokens) {
-  const int lane = lane_id();
-  const auto* from = static_cast<const unsigned char*>(tensor) + token * (2 * S::kDim);
-#pragma unroll
-  for (int i = 0; i < S::kRowGroups / 2; ++i) {
-    const int chunk = lane + 32 * i, r = chunk / S::kRowGroups, c = chunk % S::kRowGroups;
-    const bool live = token + r < tokens;
-    copy_async(tile + S::offset(kRows, row0 + r, c), live ? from + 16 * chunk : tensor, live);
-  }
-}
 
 template <class S>
 __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
@@ -92,12 +35,12 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
   copy_commit();
 
   // Strips of 64 rows, of which this warp has 16.
-  const std::int64_t step = std::int64_t{gridDim.x} * groups * 64;
-  std::int64_t token = (std::int64_t{blockIdx.x} * groups + (warp >> 2)) * 64 + (warp & 3) * 16;
+  const int step = static_cast<int>(gridDim.x) * groups * 64;
+  int token = (static_cast<int>(blockIdx.x) * groups + (warp >> 2)) * 64 + (warp & 3) * 16;
   // The warpgroup's first row: it decides, so that its warps leave together.
-  const auto more = [&](std::int64_t of) { return of - (warp & 3) * 16 < p.tokens; };
+  const auto more = [&](int of) { return of - (warp & 3) * 16 < p.tokens; };
   std::uint32_t stage = own;
-  const auto fetch = [&](std::int64_t of, std::uint32_t to) {
+  const auto fetch = [&](int of, std::uint32_t to) {
     if (of < p.tokens) copy_mlp_rows<S, 16>(to, 0, p.x, of, p.tokens);
     copy_commit();
   };
@@ -139,7 +82,7 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     if (p.sample_scale != nullptr) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const std::int64_t row = min(token + g + 8 * r, p.tokens - 1);
+        const int row = min(token + g + 8 * r, p.tokens - 1);
         scale[r] = __ldg(p.sample_scale + p.tokens_per_sample.divide(static_cast<std::uint32_t>(row)));
       }
     }
@@ -185,9 +128,9 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::int64_t row = token + g + 8 * r;
+      const int row = token + g + 8 * r;
       const bool live = row < p.tokens;
-      V* const y = static_cast<V*>(p.y) + row * S::kDim;
+      V* const y = static_cast<V*>(p.y) + std::int64_t{row} * S::kDim;
 #pragma unroll
       for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
         const float* c = acc + 16 * block + 2 * r;

@@ -24,10 +24,9 @@ struct MlpPlan {
   int groups = 0;        // warpgroups of a forward block; 0: it does not fit
   int hidden = 0;        // padded
   bool fused = false;    // dx and the weights' gradients in one kernel
-  int stages = 0;        // of the kernel that computes dx; 0: it does not fit
+  int stages = 0;        // of the kernel that computes dx alone; 0: it does not fit
   int part = 0;          // hidden channels whose gradients a block keeps
   int parts = 1;
-  int weight_stages = 0;  // of the kernel that computes the gradients alone
   std::int64_t blocks = 0;  // that leave slabs
   int slab = 0;             // floats
 };

@@ -51,26 +51,43 @@ struct MlpShape {
     return mlp_packing(kDim, hidden).down_plain() + groups * kForwardStages * tile_bytes(64);
   }
 
-  // Backward: two warpgroups, each with tiles of 64 rows of its own.
-  static constexpr int kBackwardGroups = 2, kTile = tile_bytes(64);
-  // The blocks of 64 hidden channels whose weight gradients fit a warpgroup's registers: 64 floats a thread for each
-  // matrix.
+  // dx alone: warpgroups with tiles of 64 rows of their own, beside all the weights.
+  static constexpr int kInputGroups = 2;
+  __host__ __device__ static constexpr int input_tiles(int hidden) {
+    const MlpPacking packing{kDim, hidden};
+    return packing.up_bytes() + packing.down_bytes() + (4 * (hidden + kInputGroups * 64) + 1023) / 1024 * 1024;
+  }
+  static int input_bytes(int hidden, int stages) {
+    return input_tiles(hidden) + kInputGroups * stages * 2 * tile_bytes(64);
+  }
+
+  // The gradients of the weights, with dx or alone: two warpgroups with tiles of 64 rows of their own.
+  static constexpr int kGradientGroups = 2;
+  // Blocks of 64 hidden channels whose weights' gradients fit the registers of a warpgroup: 64 a thread and matrix.
   static constexpr int kMaxSums = kDim <= 64 ? 2 : 1;
   // ... beside dx.
   static constexpr int kMaxFused = kDim <= 64 ? 2 : 0;
-  // Weights of `part` hidden channels, a tile of ones, biases; then for each warpgroup stages of x and dy, and h, du.
-  static int backward_bytes(int part, bool weights, int stages) {
-    const int bytes = kBlocks * part * 128 + part / kMlpChunk * kDim * 128 + 1024 + (4 * part + 1023) / 1024 * 1024 +
-                      kBackwardGroups * (stages * 2 * kTile + (weights ? 2 * (part / kMlpChunk) * 8192 : 0));
-    // At the end the sums of one warpgroup pass through it.
-    return weights && bytes < 4 * slab(part) ? 4 * slab(part) : bytes;
-  }
   // A block's sums for its part: [du^T x_hat, h^T dy][part][D], then the sums of du [part] and of dy [D].
   __host__ __device__ static constexpr int slab(int part) { return 2 * part * kDim + part + kDim; }
 };
 
+// Shared memory of the kernel that computes the gradients of 64 kSums hidden channels' weights.
+template <class S, int kSums>
+struct MlpGradientShape {
+  static constexpr int kPart = kMlpChunk * kSums, kTile = S::tile_bytes(64), kHidden = kSums * 64 * 128;  // h, or du
+  static constexpr int kDown = S::kBlocks * kPart * 128, kOnes = kDown + kSums * S::kDim * 128, kBias = kOnes + 1024,
+                       kRstd = kBias + 4 * kPart, kTiles = kBias + 1024;
+  static_assert(4 * (kPart + S::kGradientGroups * 64) <= 1024);
+  // Of a warpgroup: x and dy, and the next ones; h; du.
+  static constexpr int kH = 4 * kTile, kDu = kH + kHidden, kGroupBytes = kDu + kHidden;
+  // At the end the sums of one warpgroup pass through it.
+  static constexpr int kUsed = kTiles + S::kGradientGroups * kGroupBytes, kPassed = 4 * S::slab(kPart),
+                       kBytes = kUsed > kPassed ? kUsed : kPassed;
+  static_assert(kBytes <= 227 * 1024);
+};
+
 struct MlpArguments {
-  std::int64_t tokens;
+  int tokens;
   const void* x;
   void* y;
   const unsigned char* packed;
@@ -81,7 +98,7 @@ struct MlpArguments {
 };
 
 struct MlpBackwardArguments {
-  std::int64_t tokens;
+  int tokens;
   const void* x;
   const void* dy;
   void* dx;
@@ -91,8 +108,7 @@ struct MlpBackwardArguments {
   Divisor tokens_per_sample;
   float eps;
   int hidden;  // padded
-  int part;    // hidden channels that a block works on
-  int stages;
+  int stages;  // of the kernel that computes dx alone
 };
 
 }  // namespace axial::kernels::cuda

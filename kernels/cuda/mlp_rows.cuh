@@ -1,0 +1,212 @@
+// What the kernels of the fused MLP do with the rows of a tile, warp by warp: copies, the normalisation, its backward.
+#pragma once
+
+#include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/mlp_shapes.cuh"
+
+namespace axial::kernels::cuda {
+
+// x_hat of 16 rows, as the A fragments of products, from the tile where they lie.
+template <class S>
+struct MlpRows {
+  using F = Fragment<typename S::Value>;
+  std::uint32_t x_hat[S::kSteps][4];
+
+  // `tile`: of kRows rows, of which the warp's begin at `row0`.
+  template <int kRows>
+  __device__ __forceinline__ void normalise(std::uint32_t tile, int row0, float eps) {
+    const int lane = lane_id();
+    const std::uint32_t from = tile + S::offset(kRows, row0 + (lane & 15), 0);
+    const int group = lane >> 4, turn = lane & 7;
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      load_tiles(from - ((turn & 7) << 4) + i / 4 * (kRows * 128) + ((((2 * i & 7) + group) ^ turn) << 4), x_hat[i]);
+    }
+    float sums[2][4] = {};  // of rows g (0) and g + 8 (2), by a column of ones
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) F::mma(sums[i & 1], x_hat[i], F::kOnes, F::kOnes);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float mean = (sums[0][2 * r] + sums[1][2 * r]) * (1.f / S::kDim);
+      float a = 0, b = 0;
+#pragma unroll
+      for (int i = 0; i < 2 * S::kSteps; ++i) {
+        std::uint32_t& pair = x_hat[i >> 1][r + 2 * (i & 1)];
+        const float low = F::low(pair) - mean, high = F::high(pair) - mean;
+        a = fmaf(low, low, a);
+        b = fmaf(high, high, b);
+        pair = static_cast<std::uint32_t>(late(static_cast<int>(pair)));  // unpacked anew: registers are scarcer
+      }
+      const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + eps);
+#pragma unroll
+      for (int i = 0; i < 2 * S::kSteps; ++i) {
+        std::uint32_t& pair = x_hat[i >> 1][r + 2 * (i & 1)];
+        pair = F::pair((F::low(pair) - mean) * rstd, (F::high(pair) - mean) * rstd);
+      }
+    }
+  }
+};
+
+// A warp copies its 16 rows of a tile of kRows rows, from token `token` on; rows past the last token become zero.
+template <class S, int kRows>
+__device__ __forceinline__ void copy_mlp_rows(std::uint32_t tile, int row0, const void* tensor, int token, int tokens) {
+  const int lane = lane_id();
+  const auto* from = static_cast<const unsigned char*>(tensor) + std::int64_t{token} * (2 * S::kDim);
+#pragma unroll
+  for (int i = 0; i < S::kRowGroups / 2; ++i) {
+    const int chunk = lane + 32 * i, r = chunk / S::kRowGroups, c = chunk % S::kRowGroups;
+    const bool live = token + r < tokens;
+    copy_async(tile + S::offset(kRows, row0 + r, c), live ? from + 16 * chunk : tensor, live);
+  }
+}
+
+// A backward's tiles of x and dy, [block][kRows][128 bytes], of which a warp has the 16 rows from `row0` on.
+template <class S, int kRows>
+struct MlpTile {
+  using F = Fragment<typename S::Value>;
+  const MlpBackwardArguments& p;
+  std::uint32_t x, dy;
+  int row0;
+  int token;    // of row row0
+  float* rstd;  // [kRows] in shared memory, 1 / sqrt(var + eps): between prepare and finish it would take registers
+
+  // For ldmatrix and stmatrix of step i (16 channels).
+  __device__ __forceinline__ std::uint32_t at(std::uint32_t tile, int i) const {
+    const int lane = late(lane_id());
+    return tile + i / 4 * (kRows * 128) + (row0 + (lane & 15)) * 128 +
+           ((((2 * i & 7) + (lane >> 4)) ^ (lane & 7)) << 4);
+  }
+
+  // x becomes x_hat, zero in rows past the last token; dy is scaled. The rows are read three times: kept, they would
+  // take the registers of the accumulators.
+  __device__ __forceinline__ void prepare() const {
+    float mean[2], scale[2], sums[4] = {};
+    std::uint32_t v[4];
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      load_tiles(at(x, i), v);
+      F::mma(sums, v, F::kOnes, F::kOnes);  // of rows g (0) and g + 8 (2), by a column of ones
+    }
+    float squares[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mean[r] = sums[2 * r] * (1.f / S::kDim);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      load_tiles(at(x, i), v);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float low = F::low(v[k]) - mean[k & 1], high = F::high(v[k]) - mean[k & 1];
+        squares[k & 1] = fmaf(high, high, fmaf(low, low, squares[k & 1]));
+      }
+    }
+    const int lane = late(lane_id()), row = token + (lane >> 2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      scale[r] = inverse_square_root(quad_sum(squares[r]) * (1.f / S::kDim) + p.eps);
+      if ((lane & 3) == 0) rstd[row0 + (lane >> 2) + 8 * r] = scale[r];
+    }
+    const bool live[2] = {row < p.tokens, row + 8 < p.tokens};  // where eps is zero, 0 rstd is not
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      load_tiles(at(x, i), v);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int r = k & 1;
+        v[k] = live[r] ? F::pair((F::low(v[k]) - mean[r]) * scale[r], (F::high(v[k]) - mean[r]) * scale[r]) : 0;
+      }
+      store_tiles(at(x, i), v[0], v[1], v[2], v[3]);
+    }
+    if (p.sample_scale == nullptr) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int last = min(row + 8 * r, p.tokens - 1);
+      scale[r] = __ldg(p.sample_scale + p.tokens_per_sample.divide(static_cast<std::uint32_t>(last)));
+    }
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      load_tiles(at(dy, i), v);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) v[k] = F::pair(F::low(v[k]) * scale[k & 1], F::high(v[k]) * scale[k & 1]);
+      store_tiles(at(dy, i), v[0], v[1], v[2], v[3]);
+    }
+  }
+
+  // dx of the warp's rows from d x_hat: rstd (g - mean(g) - x_hat mean(g x_hat)), and dy where it was not scaled.
+  __device__ __forceinline__ void finish(const float (&dx_hat)[S::kDim / 2], std::uint32_t (&out)[S::kSteps][4]) const {
+    float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      std::uint32_t v[4];  // loaded again below: registers are scarcer than time
+      load_tiles(at(x, i), v);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float* d = dx_hat + 4 * (2 * i + (k >> 1)) + 2 * (k & 1);
+        mean[k & 1] += d[0] + d[1];
+        mean_x[k & 1] += d[0] * F::low(v[k]) + d[1] * F::high(v[k]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      mean[r] = quad_sum(mean[r]) * (-1.f / S::kDim);
+      mean_x[r] = quad_sum(mean_x[r]) * (-1.f / S::kDim);
+    }
+    __syncwarp();  // keeps the loads below from moving up
+    const int g = late(lane_id()) >> 2;
+    const float scale[2] = {rstd[row0 + g], rstd[row0 + g + 8]};
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) {
+      std::uint32_t v[4], y[4] = {0, 0, 0, 0};
+      load_tiles(at(x, i), v);
+      if (p.sample_scale == nullptr) load_tiles(at(dy, i), y);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int r = k & 1;
+        const float* d = dx_hat + 4 * (2 * i + (k >> 1)) + 2 * r;
+        const float low = fmaf(mean_x[r], F::low(v[k]), d[0] + mean[r]);
+        const float high = fmaf(mean_x[r], F::high(v[k]), d[1] + mean[r]);
+        out[i][k] = F::pair(fmaf(low, scale[r], F::low(y[k])), fmaf(high, scale[r], F::high(y[k])));
+      }
+    }
+  }
+
+  // dx goes out through the warp's rows of x, which no product may read any more.
+  __device__ __forceinline__ void store(const std::uint32_t (&out)[S::kSteps][4]) const {
+#pragma unroll
+    for (int i = 0; i < S::kSteps; ++i) store_tiles(at(x, i), out[i][0], out[i][1], out[i][2], out[i][3]);
+    __syncwarp();
+    const int lane = late(lane_id());
+    const auto* from = static_cast<const unsigned char*>(p.dy) + std::int64_t{token} * (2 * S::kDim);
+    auto* to = static_cast<unsigned char*>(p.dx) + std::int64_t{token} * (2 * S::kDim);
+#pragma unroll
+    for (int i = 0; i < S::kRowGroups / 2; ++i) {
+      const int piece = lane + 32 * i, r = piece / S::kRowGroups, c = piece % S::kRowGroups;
+      if (token + r >= p.tokens) continue;
+      uint4 v = load_shared(x + S::offset(kRows, row0 + r, c));
+      if (p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
+        const uint4 d = *reinterpret_cast<const uint4*>(from + 16 * piece);
+        const auto add = [](std::uint32_t a, std::uint32_t b) {
+          return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
+        };
+        v = make_uint4(add(v.x, d.x), add(v.y, d.y), add(v.z, d.z), add(v.w, d.w));
+      }
+      *reinterpret_cast<uint4*>(to + 16 * piece) = v;
+    }
+    __syncwarp();
+  }
+};
+
+// body(0), and body(1) where a row has two blocks of 64 channels; the block as a constant.
+template <class S, class Body>
+__device__ __forceinline__ void for_blocks(Body&& body) {
+  body(std::integral_constant<int, 0>{});
+  if constexpr (S::kBlocks > 1) body(std::integral_constant<int, 1>{});
+}
+// The accumulators of block b in a row of all channels'.
+template <class S, int kBlock, int kCount>
+__device__ __forceinline__ auto& block_of(float (&all)[kCount]) {
+  return *reinterpret_cast<float(*)[S::width(kBlock) / 2]>(&all[32 * kBlock]);
+}
+
+}  // namespace axial::kernels::cuda
