@@ -6,6 +6,7 @@
 #include "kernels/mlp.h"
 #include "model/bridge.h"
 #include "model/launch.h"
+#include "model/tokens.h"
 
 namespace axial {
 namespace {
@@ -118,7 +119,71 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
   }
 };
 
-at::Tensor composed(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
+// The same in float32, float64 and wherever there is no kernel, from the library's products.
+class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
+                            const at::Tensor& norm_bias, const at::Tensor& up_weight, const at::Tensor& up_bias,
+                            const at::Tensor& down_weight, const at::Tensor& down_bias, const MlpOptions& options,
+                            bool save) {
+    const c10::OptionalDeviceGuard guard(x_any.device());
+    const auto type = x_any.scalar_type();
+    const at::Tensor x = aligned_contiguous(x_any);            // [B, H, W, D]
+    const at::Tensor tokens = x.view({-1, x.size(3)});         // [T, D]
+    const at::Tensor u = at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
+                                   fold_weight(up_weight, norm_weight, type).t());  // [T, hidden]
+    at::Tensor y = at::addmm(down_bias.to(type), at::gelu(u), down_weight.to(type).t());  // [T, D]
+    if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
+    y.add_(tokens);  // the branch first: one rounding at the size of y
+    if (save) {
+      ctx->save_for_backward(
+          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, u, options.sample_scale});
+      ctx->saved_data["eps"] = options.eps;
+    }
+    return y.view(x.sizes());
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list incoming) {
+    const bool create_graph = at::GradMode::is_enabled();
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &up_weight = saved[3],
+                     &down_weight = saved[5], &u = saved[7], &scale = saved[8];
+    const c10::OptionalDeviceGuard guard(x.device());
+    const auto type = x.scalar_type();
+    const double eps = ctx->saved_data["eps"].toDouble();
+    const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(i); };
+    const at::Tensor tokens = x.view({-1, x.size(3)});                                       // [T, D]
+    const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());     // [T, D]
+    const at::Tensor dv = scale_samples(dy, scale);                                          // [T, D]
+    variable_list g(9);  // one for each argument of forward
+    if (wanted(6)) g[6] = token_sum(dv).to(saved[6].scalar_type());
+    if (wanted(5)) g[5] = token_product(dv, at::gelu(u)).to(down_weight.scalar_type());
+    const bool up = wanted(1) || wanted(2) || wanted(3);
+    if (wanted(0) || wanted(4) || up) {
+      const at::Tensor du = at::gelu_backward(at::mm(dv, down_weight.to(type)), u);  // [T, hidden]
+      Normalised n;  // again: cheaper than kept
+      if (up || (wanted(0) && !x.is_cuda())) n = normalise(tokens, eps);
+      const at::Tensor sums = token_sum(du);  // [hidden]
+      if (wanted(4)) g[4] = sums.to(saved[4].scalar_type());
+      if (up) {
+        const bool product = wanted(1) || wanted(3);
+        const Unfolded unfolded = unfold(product ? token_product(du, n.x_hat) : at::Tensor(), sums, up_weight,
+                                         norm_weight, norm_bias, wanted(3), wanted(1), wanted(2));
+        g[1] = unfolded.norm_weight;
+        g[2] = unfolded.norm_bias;
+        g[3] = unfolded.weight;
+      }
+      if (wanted(0)) {
+        const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type));  // [T, D]
+        g[0] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
+      }
+    }
+    return differentiable_once(std::move(g), "mlp", create_graph);
+  }
+};
+
+at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
   const auto type = x.scalar_type();
   const auto cast = [&](const at::Tensor& t) { return t.to(type); };
   at::Tensor u = at::layer_norm(x, {x.size(3)}, cast(p.norm_weight), cast(p.norm_bias), options.eps);
@@ -126,6 +191,12 @@ at::Tensor composed(const at::Tensor& x, const MlpParameters& p, const MlpOption
   u = at::linear(u, cast(p.down_weight), cast(p.down_bias));        // [B, H, W, D]
   if (options.sample_scale.defined()) u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(type);
   return x + u;
+}
+
+bool kernel_serves(const at::Tensor& x, std::int64_t hidden) {
+  if (!x.is_cuda() || x.numel() == 0) return false;
+  const c10::OptionalDeviceGuard guard(x.device());
+  return choice_of(problem_of(tokens_of(x), x.size(3), hidden, x.scalar_type())).forward[0] != 0;
 }
 
 }  // namespace
@@ -149,20 +220,18 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
     check("sample_scale", options.sample_scale, {x.size(0)});
     TORCH_CHECK(!options.sample_scale.requires_grad(), "mlp: sample_scale is a constant, no gradient is computed");
   }
-  if (options.backend != Backend::kFused || !x.is_cuda() || x.numel() == 0) return composed(x, p, options);
-  {
-    const c10::OptionalDeviceGuard guard(x.device());
-    if (choice_of(problem_of(tokens_of(x), dim, hidden, x.scalar_type())).forward[0] == 0) {
-      return composed(x, p, options);
-    }
-  }
+  if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();
   for (const at::Tensor* t :
        {&p.norm_weight, &p.norm_bias, &p.up_weight, &p.up_bias, &p.down_weight, &p.down_bias}) {
     save = save || t->requires_grad();
   }
-  return MlpFunction::apply(x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.down_weight, p.down_bias,
-                            options, save && at::GradMode::is_enabled());
+  save = save && at::GradMode::is_enabled();
+  const auto run = [&](auto function) {
+    return decltype(function)::apply(x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.down_weight, p.down_bias,
+                                     options, save);
+  };
+  return kernel_serves(x, hidden) ? run(MlpFunction()) : run(ComposedMlpFunction());
 }
 
 std::string describe_mlp(std::int64_t tokens, std::int64_t dim, std::int64_t hidden, at::ScalarType type,

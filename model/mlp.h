@@ -22,8 +22,9 @@ struct MlpOptions {
 };
 
 // x [B, H, W, D] -> the same shape and type. Parameters of any floating type; gradients come out in their own. On one
-// kernel a direction where there is one (kernels/mlp.h), which saves x and nothing else and is differentiable once;
-// else, and for Backend::kReference, composed of ATen operators with autograd.
+// kernel a direction where there is one (kernels/mlp.h), which saves x and nothing else; else composed of the library's
+// products, which save the hidden channels too. Both are differentiable once. Backend::kReference: ATen operators with
+// autograd.
 at::Tensor mlp(const at::Tensor& x, const MlpParameters& parameters, const MlpOptions& options);
 
 // What an MLP of that shape runs on.

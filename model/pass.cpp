@@ -7,87 +7,13 @@
 #include "model/fused_pass.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
+#include "model/tokens.h"
 
 namespace axial {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-struct Normalised {
-  at::Tensor x_hat;       // [T, D], type of x
-  at::Tensor mean, rstd;  // [T, 1], accumulate type; on the CPU alone, CUDA's backward computes them again
-};
-
-kernels::NormProblem norm_problem(const at::Tensor& x, double eps) {
-  kernels::NormProblem problem;
-  problem.tokens = x.size(0);
-  problem.dim = x.size(1);
-  problem.dtype = kernel_type(x.scalar_type());
-  problem.eps = eps;
-  problem.x = x.const_data_ptr();
-  return problem;
-}
-
-// x_hat = (x - mean) / sqrt(var + eps) without the affine part, which is folded into the projection:
-// W' = W_qkv diag(gamma), b' = W_qkv beta. Statistics in the accumulate type; libtorch's CPU code would round
-// them to 16 bits, so it is given float32. libtorch's CUDA code gives a block to every token, which at D = 64
-// costs many times what the memory does.
-Normalised normalise(const at::Tensor& x, double eps) {  // x [T, D]
-  if (x.is_cuda()) {
-    at::Tensor x_hat = at::empty_like(x);
-    check_status(kernels::cuda::normalise(norm_problem(x, eps), x_hat.mutable_data_ptr(), current_stream(x.device())),
-                 "axial_pass");
-    return {x_hat, {}, {}};
-  }
-  auto [x_hat, mean, rstd] = at::native_layer_norm(x.to(accumulate_type(x.scalar_type())), {x.size(1)}, {}, {}, eps);
-  return {x_hat.to(x.scalar_type()), mean, rstd};
-}
-
-// d x_hat [T, D] -> dx [T, D]: dy + rstd (g - mean(g) - x_hat mean(g x_hat)). d_x_hat is used up.
-at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n,
-                              const at::Tensor& dy, double eps) {
-  if (x.is_cuda()) {
-    check_status(
-        kernels::cuda::normalise_backward(norm_problem(x, eps), d_x_hat.const_data_ptr(), dy.const_data_ptr(),
-                                          d_x_hat.mutable_data_ptr(), current_stream(x.device())),
-        "axial_pass backward");
-    return d_x_hat;
-  }
-  const auto sums = accumulate_type(x.scalar_type());
-  const at::Tensor dx = std::get<0>(at::native_layer_norm_backward(d_x_hat.to(sums), x.to(sums), {x.size(1)}, n.mean,
-                                                                   n.rstd, {}, {}, {true, false, false}));
-  return dx.to(x.scalar_type()).add_(dy);
-}
-
-// a^T b over the tokens, a[T, M], b[T, N] -> [M, N] in the accumulate type and with its sums.
-at::Tensor token_product(const at::Tensor& a, const at::Tensor& b) {
-  const auto sums = accumulate_type(a.scalar_type());
-  if (a.size(0) == 0) return at::zeros({a.size(1), b.size(1)}, a.options().dtype(sums));
-  if (a.scalar_type() == sums) return at::mm(a.t(), b);
-  if (a.is_cuda()) return at::mm(a.t(), b, sums);
-  return at::mm(a.t().to(sums), b.to(sums));
-}
-
-at::Tensor token_sum(const at::Tensor& a) {  // [T, M] -> [M]
-  return at::sum(a, at::IntArrayRef{0}, /*keepdim=*/false, accumulate_type(a.scalar_type()));
-}
-
-// The projection with the norm's affine part folded in, and what its gradients need.
-struct Folded {
-  at::Tensor weight;  // W' = W_qkv diag(gamma), [3D, D], type of x
-  at::Tensor bias;    // b' = W_qkv beta, [3D], type of x
-};
-
-at::Tensor fold_weight(const at::Tensor& qkv_weight, const at::Tensor& norm_weight, at::ScalarType type) {
-  const auto sums = accumulate_type(type);
-  return (qkv_weight.to(sums) * norm_weight.to(sums)).to(type);
-}
-
-at::Tensor fold_bias(const at::Tensor& qkv_weight, const at::Tensor& norm_bias, at::ScalarType type) {
-  const auto sums = accumulate_type(type);
-  return at::mv(qkv_weight.to(sums), norm_bias.to(sums)).to(type);
-}
 
 // qkv [T, 3D] -> the views q, k, v [B, H, W, h, d]; heads are contiguous within each third.
 at::Tensor third(const at::Tensor& qkv, at::IntArrayRef image, std::int64_t heads, int which) {
@@ -97,12 +23,6 @@ at::Tensor third(const at::Tensor& qkv, at::IntArrayRef image, std::int64_t head
 
 CoreInputs core_inputs(const at::Tensor& qkv, const at::Tensor& bias, at::IntArrayRef image, std::int64_t heads) {
   return {third(qkv, image, heads, 0), third(qkv, image, heads, 1), third(qkv, image, heads, 2), bias};
-}
-
-// du = s_b * dy, token by token; s_b keeps its float32 value beside 16-bit dy.
-at::Tensor scale_samples(const at::Tensor& t, const at::Tensor& scale) {  // t [T, D], scale [B]
-  if (!scale.defined() || t.numel() == 0) return t;
-  return (t.view({scale.size(0), -1}) * scale.unsqueeze(1)).to(t.scalar_type()).view(t.sizes());
 }
 
 CoreOptions core_options(const PassOptions& options) {
@@ -131,7 +51,7 @@ Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const P
   Composed c;
   c.x = aligned_contiguous(x_any);
   const at::Tensor tokens = c.x.view({-1, dim});  // [T, D]
-  c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, type), normalise(tokens, options.eps).x_hat,
+  c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, {}, type), normalise(tokens, options.eps).x_hat,
                     fold_weight(p.qkv_weight, p.norm_weight, type).t());
   if (p.bias.defined()) c.core_bias = p.bias.to(accumulate_type(type)).contiguous();
   const CoreInputs inputs = core_inputs(c.qkv, c.core_bias, c.x.sizes(), heads);
@@ -155,7 +75,6 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
                                 const PassOptions& options, const PassWanted& wanted) {
   const at::Tensor& x = c.x;
   const auto type = x.scalar_type();
-  const auto sums = accumulate_type(type);
   const std::int64_t dim = x.size(3), heads = options.heads;
   const at::Tensor tokens = x.view({-1, dim});                         // [T, D]
   const at::Tensor dy = aligned_contiguous(incoming).view({-1, dim});  // [T, D]
@@ -188,17 +107,12 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
   Normalised n;  // again: cheaper than kept
   if (norm || !x.is_cuda()) n = normalise(tokens, options.eps);
   if (norm) {
-    const at::Tensor w = p.qkv_weight.to(sums);       // [3D, D]
-    const at::Tensor column_sums = token_sum(d_qkv);  // db' [3D]
-    if (wanted[kNormWeight] || wanted[kQkvWeight]) {
-      const at::Tensor d_folded = token_product(d_qkv, n.x_hat);  // dW' [3D, D]
-      if (wanted[kNormWeight]) g[kNormWeight] = (d_folded * w).sum(0).to(p.norm_weight.scalar_type());
-      if (wanted[kQkvWeight]) {
-        g[kQkvWeight] = at::addr(d_folded * p.norm_weight.to(sums), column_sums, p.norm_bias.to(sums))
-                            .to(p.qkv_weight.scalar_type());
-      }
-    }
-    if (wanted[kNormBias]) g[kNormBias] = at::mv(w.t(), column_sums).to(p.norm_bias.scalar_type());
+    const bool product = wanted[kNormWeight] || wanted[kQkvWeight];
+    const Unfolded u = unfold(product ? token_product(d_qkv, n.x_hat) : at::Tensor(), token_sum(d_qkv), p.qkv_weight,
+                              p.norm_weight, p.norm_bias, wanted[kQkvWeight], wanted[kNormWeight], wanted[kNormBias]);
+    g[kQkvWeight] = u.weight;
+    g[kNormWeight] = u.norm_weight;
+    g[kNormBias] = u.norm_bias;
   }
   if (wanted[kX]) {
     const at::Tensor d_x_hat = at::mm(d_qkv, fold_weight(p.qkv_weight, p.norm_weight, type));  // [T, D]

@@ -4,8 +4,7 @@
 // The two warpgroups of a persistent block take tiles of 64 rows, each its own, so that one's products run beside the
 // other's arithmetic:
 //   1. normalise x in place; dy is scaled                                          a warp: 16 rows
-//   2. u = x_hat W_up^T, dh = dy W_down; h = gelu(u), du = dh gelu'(u) to shared   32 hidden channels at a time, the
-//                                                                                  next ones' products in flight
+//   2. u = x_hat W_up^T, dh = dy W_down; h = gelu(u), du = dh gelu'(u) to shared   64 hidden channels at a time
 //   3. dx_hat = du W_up; dW_up += du^T x_hat, dW_down^T += h^T dy; column sums
 //   4. the backward of the normalisation; dx = dy + ...                            a warp: 16 rows
 // Rows past the last token are zero in x_hat and dy: then dh and du are, and h meets a dy of zero.
@@ -29,7 +28,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
   using F = Fragment<V>;
   using L = MlpGradientShape<S, kSums>;
   constexpr int kRows = 64, kTile = L::kTile, kBlocks = S::kBlocks, kPart = L::kPart,
-                kThreads = 128 * S::kGradientGroups, kChunk = 32, kChunks = kPart / kChunk;
+                kThreads = 128 * S::kGradientGroups;
   extern __shared__ __align__(1024) unsigned char shared[];
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0), group = warp >> 2, row0 = (warp & 3) * 16;
   const std::uint32_t base = shared_address(shared);
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
                       ones = wgmma_operand(base + L::kOnes), a_h = wgmma_operand(h_tile), a_du = wgmma_operand(du_tile);
   // The sums of hidden channels 64 m and on: du^T x_hat, h^T dy; and of the columns of du, then of dy.
   constexpr int kColumns = kSums + kBlocks;
-  float dw_up[kSums][S::kDim / 2], dw_down[kSums][S::kDim / 2], columns[kColumns][2] = {};
+  float dw_up[kSums][S::kDim / 2], dw_down[kSums][S::kDim / 2], columns[kColumns][4] = {};
 #pragma unroll
   for (int m = 0; m < kSums; ++m) {
 #pragma unroll
@@ -93,44 +92,35 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
     barrier(1 + group, 128);
     {
       const std::uint32_t a_x = wgmma_operand(tile.x), a_dy = wgmma_operand(tile.dy);
-      float u[2][kChunk / 2], dh[2][kChunk / 2];
-      const auto project = [&](int chunk) {
+#pragma unroll 1
+      for (int chunk = 0; chunk < kSums; ++chunk) {
+        float u[32], dh[32];
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < S::kSteps; ++i) {
-          Wgmma<V, kChunk>::template ss<0, 0>(u[chunk & 1], a_x + i / 4 * 512 + 2 * (i % 4),
-                                              w_up + i / 4 * (kPart * 8) + chunk * (kChunk * 8) + 2 * (i % 4), i != 0);
+          Wgmma<V, 64>::template ss<0, 0>(u, a_x + i / 4 * 512 + 2 * (i % 4),
+                                          w_up + i / 4 * (kPart * 8) + chunk * 512 + 2 * (i % 4), i != 0);
         }
 #pragma unroll
         for (int i = 0; i < S::kSteps; ++i) {
-          Wgmma<V, kChunk>::template ss<0, 1>(dh[chunk & 1], a_dy + i / 4 * 512 + 2 * (i % 4),
-                                              w_down + (chunk >> 1) * (S::kDim * 8) + (chunk & 1) * 4 + 128 * i,
-                                              i != 0);
+          Wgmma<V, 64>::template ss<0, 1>(dh, a_dy + i / 4 * 512 + 2 * (i % 4),
+                                          w_down + chunk * (S::kDim * 8) + 128 * i, i != 0);
         }
         wgmma_commit();
-      };
-      project(0);
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        if (chunk + 1 < kChunks) {
-          project(chunk + 1);
-          wgmma_wait<1>();
-        } else {
-          wgmma_wait<0>();
-        }
-        wgmma_settle(u[chunk & 1]);
-        wgmma_settle(dh[chunk & 1]);
+        wgmma_wait<0>();
+        wgmma_settle(u);
+        wgmma_settle(dh);
         const int lane = late(lane_id()), t = lane & 3;
-        const std::uint32_t to = (chunk >> 1) * 8192 + (row0 + (lane & 15)) * 128;
-        const int side = (chunk & 1) * 4 + (lane >> 4), turned = lane & 7;
+        const std::uint32_t to = chunk * 8192 + (row0 + (lane & 15)) * 128;
+        const int side = lane >> 4, turned = lane & 7;
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {  // 16 hidden channels
+        for (int k = 0; k < 4; ++k) {  // 16 hidden channels
           std::uint32_t h[4], du[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int n = 2 * k + (i >> 1), r = i & 1;
-            const float2 b = *reinterpret_cast<const float2*>(up_bias + chunk * kChunk + 8 * n + 2 * t);
-            const float *us = u[chunk & 1] + 4 * n + 2 * r, *dhs = dh[chunk & 1] + 4 * n + 2 * r;
+            const float2 b = *reinterpret_cast<const float2*>(up_bias + chunk * kMlpChunk + 8 * n + 2 * t);
+            const float *us = u + 4 * n + 2 * r, *dhs = dh + 4 * n + 2 * r;
             float value[2], slope[2];
             slope[0] = gelu_slope(us[0] + b.x, &value[0]);
             slope[1] = gelu_slope(us[1] + b.y, &value[1]);
@@ -157,17 +147,8 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
                                                      w_up + b() * (kPart * 8) + 128 * k, k != 0);
         });
       }
+      wgmma_commit();
     }
-    float sums[kColumns][4];
-#pragma unroll
-    for (int m = 0; m < kColumns; ++m) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Wgmma<V, 8>::template ss<1, 0>(sums[m], (m < kSums ? a_du + m * 512 : a_dy + (m - kSums) * 512) + 128 * k, ones,
-                                       k != 0);
-      }
-    }
-    wgmma_commit();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
 #pragma unroll
@@ -179,17 +160,16 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
                                                      a_dy + b() * 512 + 128 * k, true);
         });
       }
+#pragma unroll
+      for (int m = 0; m < kColumns; ++m) {
+        const std::uint32_t from = m < kSums ? a_du + m * 512 : a_dy + (m - kSums) * 512;
+        Wgmma<V, 8>::template ss<1, 0>(columns[m], from + 128 * k, ones, true);
+      }
     }
     wgmma_commit();
     std::uint32_t out[kInputs ? S::kSteps : 1][4];
-    wgmma_wait<1>();
-#pragma unroll
-    for (int m = 0; m < kColumns; ++m) {
-      wgmma_settle(sums[m]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) columns[m][r] += sums[m][2 * r];
-    }
     if constexpr (kInputs) {
+      wgmma_wait<1>();
       wgmma_settle(dx_hat);
       tile.finish(dx_hat, out);
     }
@@ -199,13 +179,15 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
       wgmma_settle(dw_up[m]);
       wgmma_settle(dw_down[m]);
     }
+#pragma unroll
+    for (int m = 0; m < kColumns; ++m) wgmma_settle(columns[m]);
     barrier(1 + group, 128);  // no product reads the tiles any more
     if constexpr (kInputs) tile.store(out);
   }
 
   // Slabs are the sums of both warpgroups: the second one's pass through shared memory.
   copy_wait<0>();
-  __syncthreads();
+  barrier(1 + S::kGradientGroups, kThreads);
   const int lane = late(lane_id()), t = lane & 3, channel = row0 + (lane >> 2);
   float* const passed = reinterpret_cast<float*>(shared);
   float* const slab = group == 0 ? p.slabs + std::int64_t{blockIdx.x} * S::slab(kPart) : passed;
@@ -236,12 +218,12 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
       for (int r = 0; r < 2; ++r) {
         const int at = m < kSums ? 64 * m + channel + 8 * r : kPart + 64 * (m - kSums) + channel + 8 * r,
                   to = 2 * kPart * S::kDim + at;
-        if (at < kPart + S::kDim) slab[to] = group == 0 ? columns[m][r] + passed[to] : columns[m][r];
+        if (at < kPart + S::kDim) slab[to] = group == 0 ? columns[m][2 * r] + passed[to] : columns[m][2 * r];
       }
     }
   };
   if (group != 0) put_all();
-  __syncthreads();
+  barrier(1 + S::kGradientGroups, kThreads);
   if (group == 0) put_all();
 #else
   __trap();

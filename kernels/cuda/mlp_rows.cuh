@@ -12,9 +12,9 @@ struct MlpRows {
   using F = Fragment<typename S::Value>;
   std::uint32_t x_hat[S::kSteps][4];
 
-  // `tile`: of kRows rows, of which the warp's begin at `row0`.
+  // `tile`: of kRows rows, of which the warp's begin at `row0`. Returns 1 / sqrt(var + eps) of rows g and g + 8.
   template <int kRows>
-  __device__ __forceinline__ void normalise(std::uint32_t tile, int row0, float eps) {
+  __device__ __forceinline__ float2 normalise(std::uint32_t tile, int row0, float eps) {
     const int lane = lane_id();
     const std::uint32_t from = tile + S::offset(kRows, row0 + (lane & 15), 0);
     const int group = lane >> 4, turn = lane & 7;
@@ -25,25 +25,26 @@ struct MlpRows {
     float sums[2][4] = {};  // of rows g (0) and g + 8 (2), by a column of ones
 #pragma unroll
     for (int i = 0; i < S::kSteps; ++i) F::mma(sums[i & 1], x_hat[i], F::kOnes, F::kOnes);
+    float rstd[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float mean = (sums[0][2 * r] + sums[1][2 * r]) * (1.f / S::kDim);
-      float a = 0, b = 0;
+      float v[4 * S::kSteps], a = 0, b = 0;
 #pragma unroll
       for (int i = 0; i < 2 * S::kSteps; ++i) {
-        std::uint32_t& pair = x_hat[i >> 1][r + 2 * (i & 1)];
-        const float low = F::low(pair) - mean, high = F::high(pair) - mean;
-        a = fmaf(low, low, a);
-        b = fmaf(high, high, b);
-        pair = static_cast<std::uint32_t>(late(static_cast<int>(pair)));  // unpacked anew: registers are scarcer
+        const std::uint32_t pair = x_hat[i >> 1][r + 2 * (i & 1)];
+        v[2 * i] = F::low(pair) - mean;
+        v[2 * i + 1] = F::high(pair) - mean;
+        a = fmaf(v[2 * i], v[2 * i], a);
+        b = fmaf(v[2 * i + 1], v[2 * i + 1], b);
       }
-      const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + eps);
+      rstd[r] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + eps);
 #pragma unroll
       for (int i = 0; i < 2 * S::kSteps; ++i) {
-        std::uint32_t& pair = x_hat[i >> 1][r + 2 * (i & 1)];
-        pair = F::pair((F::low(pair) - mean) * rstd, (F::high(pair) - mean) * rstd);
+        x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i] * rstd[r], v[2 * i + 1] * rstd[r]);
       }
     }
+    return make_float2(rstd[0], rstd[1]);
   }
 };
 
@@ -77,48 +78,29 @@ struct MlpTile {
            ((((2 * i & 7) + (lane >> 4)) ^ (lane & 7)) << 4);
   }
 
-  // x becomes x_hat, zero in rows past the last token; dy is scaled. The rows are read three times: kept, they would
-  // take the registers of the accumulators.
+  // x becomes x_hat, zero in rows past the last token; dy is scaled.
   __device__ __forceinline__ void prepare() const {
-    float mean[2], scale[2], sums[4] = {};
-    std::uint32_t v[4];
-#pragma unroll
-    for (int i = 0; i < S::kSteps; ++i) {
-      load_tiles(at(x, i), v);
-      F::mma(sums, v, F::kOnes, F::kOnes);  // of rows g (0) and g + 8 (2), by a column of ones
-    }
-    float squares[2] = {0, 0};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) mean[r] = sums[2 * r] * (1.f / S::kDim);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < S::kSteps; ++i) {
-      load_tiles(at(x, i), v);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float low = F::low(v[k]) - mean[k & 1], high = F::high(v[k]) - mean[k & 1];
-        squares[k & 1] = fmaf(high, high, fmaf(low, low, squares[k & 1]));
-      }
-    }
+    MlpRows<S> rows;
+    const float2 scales = rows.template normalise<kRows>(x, row0, p.eps);
     const int lane = late(lane_id()), row = token + (lane >> 2);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      scale[r] = inverse_square_root(quad_sum(squares[r]) * (1.f / S::kDim) + p.eps);
-      if ((lane & 3) == 0) rstd[row0 + (lane >> 2) + 8 * r] = scale[r];
+    if ((lane & 3) == 0) {
+      rstd[row0 + (lane >> 2)] = scales.x;
+      rstd[row0 + (lane >> 2) + 8] = scales.y;
     }
-    const bool live[2] = {row < p.tokens, row + 8 < p.tokens};  // where eps is zero, 0 rstd is not
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // where eps is zero, 0 rstd is not
+      if (row + 8 * r >= p.tokens) {
+#pragma unroll
+        for (int i = 0; i < S::kSteps; ++i) rows.x_hat[i][r] = rows.x_hat[i][r + 2] = 0;
+      }
+    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < S::kSteps; ++i) {
-      load_tiles(at(x, i), v);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int r = k & 1;
-        v[k] = live[r] ? F::pair((F::low(v[k]) - mean[r]) * scale[r], (F::high(v[k]) - mean[r]) * scale[r]) : 0;
-      }
-      store_tiles(at(x, i), v[0], v[1], v[2], v[3]);
+      store_tiles(at(x, i), rows.x_hat[i][0], rows.x_hat[i][1], rows.x_hat[i][2], rows.x_hat[i][3]);
     }
     if (p.sample_scale == nullptr) return;
+    float scale[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int last = min(row + 8 * r, p.tokens - 1);
@@ -126,6 +108,7 @@ struct MlpTile {
     }
 #pragma unroll
     for (int i = 0; i < S::kSteps; ++i) {
+      std::uint32_t v[4];
       load_tiles(at(dy, i), v);
 #pragma unroll
       for (int k = 0; k < 4; ++k) v[k] = F::pair(F::low(v[k]) * scale[k & 1], F::high(v[k]) * scale[k & 1]);
