@@ -7,6 +7,12 @@
 #include <ATen/Parallel.h>
 
 #include "data/random.h"
+#include "kernels/tokens.h"
+
+#if AXIAL_WITH_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace axial::data {
 namespace {
@@ -14,7 +20,6 @@ namespace {
 constexpr std::uint32_t kEraseAttempts = 10;
 constexpr double kMaxAspect = 3.3;                // ratios are drawn evenly in their logarithm
 constexpr std::int64_t kPixelsPerTask = 1 << 15;  // smaller tasks cost more to hand out than to do
-constexpr std::int64_t kPackedColumns = 8;
 
 // Bits is an unsigned integer of the element's size: values are looked up and copied, never computed with.
 // `in` uint8 [C, H, W], `table` [C, 256], `out` [C, H, W], all contiguous; out is overwritten.
@@ -164,11 +169,44 @@ at::Tensor pixels_composed(const at::Tensor& images, const at::Tensor& table, co
   return out;
 }
 
+at::Tensor pixels_on_device(const at::Tensor& images, const at::Tensor& table, const at::Tensor& samples,
+                            const at::Tensor& rows) {
+#if AXIAL_WITH_CUDA
+  kernels::PixelsProblem problem;
+  problem.count = samples.size(0);
+  problem.channels = images.size(1);
+  problem.height = images.size(2);
+  problem.width = images.size(3);
+  problem.dtype = table.scalar_type() == at::kDouble     ? kernels::DType::kFloat64
+                  : table.scalar_type() == at::kFloat    ? kernels::DType::kFloat32
+                  : table.scalar_type() == at::kBFloat16 ? kernels::DType::kBFloat16
+                                                         : kernels::DType::kFloat16;
+  if (images.is_cuda() && kernels::supported(problem).ok()) {
+    const c10::cuda::CUDAGuard guard(images.device());
+    at::Tensor out = at::empty({problem.count, problem.channels, problem.height, problem.width}, table.options());
+    problem.images = images.const_data_ptr<std::uint8_t>();
+    problem.table = table.const_data_ptr();
+    problem.samples = samples.const_data_ptr<std::int64_t>();
+    problem.rows = rows.defined() ? rows.const_data_ptr<std::int64_t>() : nullptr;
+    const kernels::Status status = kernels::cuda::pixels(
+        problem, out.mutable_data_ptr(), c10::cuda::getCurrentCUDAStream(images.device().index()).stream());
+    if (!status.ok()) throw DataError(std::string("batches: ") + status.message);
+    return out;
+  }
+#endif
+  return pixels_composed(images, table, samples, rows);
+}
+
+void pack_map(const PixelMap& map, std::int64_t* out) {
+  const std::int64_t row[kPackedColumns] = {
+      map.dy, map.dx, map.flip, map.box_y, map.box_x, map.box_y + map.box_h, map.box_x + map.box_w, 0};
+  std::copy_n(row, kPackedColumns, out);
+}
+
 void pack_maps(const std::vector<PixelMap>& maps, std::int64_t* out) {
   for (const PixelMap& map : maps) {
-    const std::int64_t row[kPackedColumns] = {
-        map.dy, map.dx, map.flip, map.box_y, map.box_x, map.box_y + map.box_h, map.box_x + map.box_w, 0};
-    out = std::copy_n(row, kPackedColumns, out);
+    pack_map(map, out);
+    out += kPackedColumns;
   }
 }
 

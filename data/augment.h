@@ -1,4 +1,4 @@
-// What augmentation does to one sample, and pixels from bytes on the CPU and from composed tensor
+// What augmentation does to one sample, and pixels from bytes on the CPU, on CUDA and from composed tensor
 // operations on any device, to the same bits. Inside data/ only.
 #pragma once
 
@@ -33,12 +33,18 @@ at::Tensor normalisation_table(const std::vector<double>& mean, const std::vecto
 at::Tensor pixels_on_cpu(const at::Tensor& images, const at::Tensor& table, const std::int64_t* samples,
                          std::int64_t n, const std::vector<PixelMap>& maps);
 
+// The same on any device, by the kernel of kernels/tokens.h on CUDA. Arguments as of pixels_composed.
+at::Tensor pixels_on_device(const at::Tensor& images, const at::Tensor& table, const at::Tensor& samples,
+                            const at::Tensor& rows);
+
 // The same from tensor operations on the images' device: images uint8 [N, C, H, W], table [C, 256] and
 // samples int64 [n] on it; rows int64 [n, 8] on it (pack_maps) or undefined for no augmentation.
 at::Tensor pixels_composed(const at::Tensor& images, const at::Tensor& table, const at::Tensor& samples,
                            const at::Tensor& rows);
 
-// maps -> out, int64 [n, 8]: dy, dx, flip, box_y, box_x, box_y + box_h, box_x + box_w, 0.
+// maps -> out, int64 [n, 8]: dy, dx, flip, box_y, box_x, box_y + box_h, box_x + box_w, 0. One of them; all.
+inline constexpr std::int64_t kPackedColumns = 8;
+void pack_map(const PixelMap& map, std::int64_t* out);
 void pack_maps(const std::vector<PixelMap>& maps, std::int64_t* out);
 
 }  // namespace axial::data

@@ -1,6 +1,7 @@
 #include "data/batches.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ops/arange.h>
@@ -179,33 +180,36 @@ Batch Batches::get(std::int64_t epoch, std::int64_t index) {
   batch.index = samples_of(epoch, index);
   const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
 
-  std::vector<PixelMap> maps;
-  if (options_.augment.any()) {
-    const std::uint64_t key = stream_key(options_.seed, static_cast<std::uint64_t>(epoch), Stream::kAugment);
-    maps.reserve(static_cast<std::size_t>(n));
-    for (std::int64_t i = 0; i < n; ++i) maps.push_back(draw_map(options_.augment, key, samples[i], height_, width_));
-  }
-  // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
-  at::Tensor images = images_, positions = batch.index;
-  if (loader_) {
-    images = decoded(epoch, index);
-    positions = at::arange(n, at::kLong);
-  }
+  const bool augmented = options_.augment.any();
+  const std::uint64_t key = stream_key(options_.seed, static_cast<std::uint64_t>(epoch), Stream::kAugment);
+  const auto map_of = [&](std::int64_t i) { return draw_map(options_.augment, key, samples[i], height_, width_); };
+  const at::Tensor images = loader_ ? decoded(epoch, index) : images_;
   if (device_.is_cpu()) {
+    std::vector<PixelMap> maps;
+    maps.reserve(static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; augmented && i < n; ++i) maps.push_back(map_of(i));
+    // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
+    const at::Tensor positions = loader_ ? at::arange(n, at::kLong) : batch.index;
     batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
     batch.labels = labels_.index_select(0, batch.index);
     if (loader_ && n == options_.batch_size) spare_.push_back(images);
     return batch;
   }
-  // Positions, samples and maps travel in one copy, from pinned memory so that the host does not wait for the device.
-  const std::int64_t words = 2 * n + 8 * static_cast<std::int64_t>(maps.size());
+  // Samples, positions and maps travel in one copy, from pinned memory so that the host does not wait for the device.
+  const std::int64_t before = loader_ ? 2 * n : n;  // positions of their own only where they are not the samples
+  const std::int64_t words = before + (augmented ? kPackedColumns * n : 0);
   at::Tensor host = at::empty({words}, at::TensorOptions(at::kLong).pinned_memory(device_.is_cuda()));
   std::int64_t* out = std::copy_n(samples, n, host.mutable_data_ptr<std::int64_t>());
-  out = std::copy_n(positions.const_data_ptr<std::int64_t>(), n, out);
-  pack_maps(maps, out);
+  if (loader_) {
+    std::iota(out, out + n, std::int64_t{0});
+    out += n;
+  }
+  for (std::int64_t i = 0; augmented && i < n; ++i) pack_map(map_of(i), out + i * kPackedColumns);
   const at::Tensor there = host.to(device_, /*non_blocking=*/true);
-  const at::Tensor rows = maps.empty() ? at::Tensor() : there.narrow(0, 2 * n, 8 * n).view({n, 8});
-  batch.images = pixels_composed(images.to(device_, /*non_blocking=*/true), table_, there.narrow(0, n, n), rows);
+  const at::Tensor rows =
+      augmented ? there.narrow(0, before, kPackedColumns * n).view({n, kPackedColumns}) : at::Tensor();
+  batch.images =
+      pixels_on_device(images.to(device_, /*non_blocking=*/true), table_, there.narrow(0, before - n, n), rows);
   batch.labels = labels_.index_select(0, there.narrow(0, 0, n));
   return batch;
 }

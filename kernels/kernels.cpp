@@ -176,4 +176,14 @@ Status validate_workspace(const void* workspace, std::size_t bytes, std::size_t 
   return {};
 }
 
+Status validate_operands(const char* what, std::initializer_list<const void*> operands) {
+  for (const void* operand : operands) {
+    if (operand == nullptr) return failure(Code::kInvalid, "%s: a null tensor", what);
+    if (reinterpret_cast<std::uintptr_t>(operand) % 16 != 0) {
+      return failure(Code::kInvalid, "%s: a tensor does not start at 16 bytes", what);
+    }
+  }
+  return {};
+}
+
 }  // namespace axial::kernels

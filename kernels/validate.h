@@ -1,6 +1,8 @@
 // Checks that both sides, CPU and CUDA, make before they start. Each message says what is wrong and where.
 #pragma once
 
+#include <initializer_list>
+
 #include "kernels/kernels.h"
 
 namespace axial::kernels {
@@ -19,5 +21,7 @@ Status validate(const AttentionProblem& problem, const AttentionOutput& output);
 Status validate(const AttentionProblem& problem, const AttentionGradients& gradients);
 Status validate(const Lines& lines, std::int64_t heads, const Dropout& dropout, const std::uint8_t* keep);
 Status validate_workspace(const void* workspace, std::size_t bytes, std::size_t needed);
+// Tensors that must be there and start at 16 bytes.
+Status validate_operands(const char* what, std::initializer_list<const void*> operands);
 
 }  // namespace axial::kernels

@@ -7,6 +7,7 @@
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/init.h"
+#include "model/tokens.h"
 
 namespace axial {
 namespace {
@@ -80,10 +81,7 @@ torch::Tensor AxialClassifierImpl::embed(const torch::Tensor& images) {
               "classifier: expected images [B, ", options_.channels, ", ", options_.image_height, ", ",
               options_.image_width, "], got ", images.sizes());
   kernel_type(images.scalar_type());  // an error for types that are not floating
-  const auto type = images.scalar_type();
-
-  torch::Tensor x = stem_->forward(images);  // [B, H, W, D]
-  return options_.position ? x + (row_pos_ + col_pos_).to(type) : x;
+  return stem_->forward(images, row_pos_, col_pos_);  // [B, H, W, D]
 }
 
 torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const RandomState& random) {
@@ -93,8 +91,7 @@ torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const Ra
     if (stage > 0) x = merges_[stage - 1]->forward(x);
     for (AxialBlock& block : stages_[stage]) x = block->forward(x, random);
   }
-  x = torch::layer_norm(x, {x.size(3)}, norm_->weight.to(type), norm_->bias.to(type), norm_->options.eps());
-  x = x.mean({1, 2});  // [B, D]
+  x = normalised_mean(x, norm_->weight, norm_->bias, norm_->options.eps(), options_.backend);  // [B, D]
   const torch::Tensor scale =
       feature_scale(x.size(0), x.size(1), options_.head_dropout, is_training() ? random : RandomState{}, kHeadStream,
                     accumulate_type(type));  // [B, D]

@@ -6,7 +6,7 @@
 #include "kernels/mlp.h"
 #include "model/bridge.h"
 #include "model/launch.h"
-#include "model/tokens.h"
+#include "model/composed.h"
 
 namespace axial {
 namespace {

@@ -7,7 +7,7 @@
 #include "model/fused_pass.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
-#include "model/tokens.h"
+#include "model/composed.h"
 
 namespace axial {
 namespace {

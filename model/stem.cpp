@@ -3,6 +3,7 @@
 #include <string>
 
 #include "model/init.h"
+#include "model/tokens.h"
 
 namespace axial {
 namespace {
@@ -17,15 +18,6 @@ torch::Tensor activate(const torch::Tensor& x, Activation activation) {
       return x;
   }
   TORCH_CHECK(false, "stem: unknown activation ", static_cast<int>(activation));
-}
-
-// images[B, C, H, W] in channels-last order, in which pooling and convolutions are several times faster on the CPU
-// and the tokens [B, H', W', D] of the last convolution come out contiguous. One channel is both orders at once;
-// strides that say channels last keep libtorch from taking it for the other one.
-torch::Tensor channels_last(const torch::Tensor& images) {
-  const torch::Tensor x = images.contiguous(torch::MemoryFormat::ChannelsLast);
-  const std::int64_t channels = x.size(1), width = x.size(3);
-  return x.as_strided(x.sizes(), {x.size(2) * width * channels, 1, width * channels, channels});
 }
 
 // Batch normalisation of x[B, C, H, W] whose parameters and running statistics stay in their own type.
@@ -53,6 +45,7 @@ torch::Tensor batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& nor
 ImageStemImpl::ImageStemImpl(const AxialClassifierOptions& options)
     : kind_(options.stem),
       activation_(options.stem_activation),
+      backend_(options.backend),
       height_(options.image_height),
       width_(options.image_width) {
   TORCH_CHECK(options.channels > 0 && height_ > 0 && width_ > 0, "stem: images must be at least 1 x 1 x 1, are ",
@@ -70,10 +63,8 @@ ImageStemImpl::ImageStemImpl(const AxialClassifierOptions& options)
   if (kind_ == Stem::kPatch) {
     const std::int64_t p = options.patch_size;
     TORCH_CHECK(p > 0, "stem: patch_size must be positive, is ", p);
-    pad_bottom_ = (p - height_ % p) % p;
-    pad_right_ = (p - width_ % p) % p;
-    height_ = (height_ + pad_bottom_) / p;
-    width_ = (width_ + pad_right_) / p;
+    height_ = first_height_ = (height_ + p - 1) / p;
+    width_ = first_width_ = (width_ + p - 1) / p;
     add(options.dim.at(0), p, p, 0, false);
     return;
   }
@@ -82,6 +73,9 @@ ImageStemImpl::ImageStemImpl(const AxialClassifierOptions& options)
     height_ = (height_ - 1) / stride + 1;
     width_ = (width_ - 1) / stride + 1;
   };
+  const std::int64_t first_stride = options.stem_channels.empty() ? options.stem_stride : 1;
+  first_height_ = (height_ - 1) / first_stride + 1;
+  first_width_ = (width_ - 1) / first_stride + 1;
   for (const std::int64_t channels : options.stem_channels) {
     add(channels, 3, 1, 1, norm);
     shrink(2);
@@ -95,27 +89,33 @@ torch::Tensor ImageStemImpl::normalise(torch::Tensor x, std::size_t layer) {
   return activate(x, activation_);
 }
 
-torch::Tensor ImageStemImpl::forward(const torch::Tensor& images) {
+torch::Tensor ImageStemImpl::forward(const torch::Tensor& images, const torch::Tensor& row_pos,
+                                     const torch::Tensor& col_pos) {
   const auto type = images.scalar_type();
-  const auto conv = [&](const torch::Tensor& x, torch::nn::Conv2dImpl& c) {
-    const torch::Tensor weight = c.weight.to(type).contiguous(torch::MemoryFormat::ChannelsLast);
-    const torch::Tensor bias = c.bias.defined() ? c.bias.to(type) : torch::Tensor();
-    const std::int64_t stride = c.options.stride()->at(0);
-    const std::int64_t padding = std::get<torch::ExpandingArray<2>>(c.options.padding())->at(0);
-    return torch::conv2d(x, weight, bias, stride, padding);
+  const auto stride = [](torch::nn::Conv2dImpl& c) { return c.options.stride()->at(0); };
+  const auto padding = [](torch::nn::Conv2dImpl& c) {
+    return std::get<torch::ExpandingArray<2>>(c.options.padding())->at(0);
   };
-  torch::Tensor x = channels_last(images);  // [B, C, H, W]
-  if (kind_ == Stem::kPatch) {
-    if (pad_bottom_ != 0 || pad_right_ != 0) x = torch::constant_pad_nd(x, {0, pad_right_, 0, pad_bottom_});
-    x = conv(x, *convs_[0]);
-  } else {
-    for (std::size_t i = 0; i + 1 < convs_.size(); ++i) {
-      x = torch::max_pool2d(conv(x, *convs_[i]), 3, 2, 1);
-      x = normalise(x, i);
+  // Positions can be added where the first convolution is the last thing that happens.
+  const bool alone =
+      kind_ == Stem::kPatch || (convs_.size() == 1 && norms_.empty() && activation_ == Activation::kNone);
+  torch::nn::Conv2dImpl& first = *convs_[0];
+  torch::Tensor x = stem_convolution(
+      images, {first.weight, first.bias, stride(first), padding(first), first_height_, first_width_},
+      alone ? row_pos : torch::Tensor(), alone ? col_pos : torch::Tensor(), backend_);  // [B, H', W', C]
+  if (alone) return x;
+  x = x.permute({0, 3, 1, 2});  // [B, C, H', W'] in channels-last order
+  for (std::size_t i = 0; i < convs_.size(); ++i) {
+    if (i > 0) {
+      torch::nn::Conv2dImpl& c = *convs_[i];
+      x = torch::conv2d(x, c.weight.to(type).contiguous(torch::MemoryFormat::ChannelsLast),
+                        c.bias.defined() ? c.bias.to(type) : torch::Tensor(), stride(c), padding(c));
     }
-    x = normalise(conv(x, *convs_.back()), convs_.size() - 1);
+    if (i + 1 < convs_.size()) x = torch::max_pool2d(x, 3, 2, 1);
+    x = normalise(x, i);
   }
-  return x.permute({0, 2, 3, 1}).contiguous();  // [B, H', W', D]; no copy where the convolution kept the order
+  x = x.permute({0, 2, 3, 1}).contiguous();  // [B, H', W', D]; no copy where the convolution kept the order
+  return row_pos.defined() ? add_positions(x, row_pos, col_pos, backend_) : x;
 }
 
 TokenMergeImpl::TokenMergeImpl(std::int64_t dim_in, std::int64_t dim_out, double eps) {

@@ -18,7 +18,9 @@ namespace axial {
 class ImageStemImpl : public torch::nn::Module {
  public:
   explicit ImageStemImpl(const AxialClassifierOptions& options);
-  torch::Tensor forward(const torch::Tensor& images);
+  // row_pos [H', 1, D] and col_pos [1, W', D] are added where they are defined.
+  torch::Tensor forward(const torch::Tensor& images, const torch::Tensor& row_pos = {},
+                        const torch::Tensor& col_pos = {});
   std::pair<std::int64_t, std::int64_t> grid() const { return {height_, width_}; }  // H', W'
 
  private:
@@ -26,8 +28,9 @@ class ImageStemImpl : public torch::nn::Module {
 
   Stem kind_;
   Activation activation_;
-  std::int64_t pad_bottom_ = 0, pad_right_ = 0;  // kPatch: zeros up to a multiple of the patch
+  Backend backend_;
   std::int64_t height_ = 0, width_ = 0;
+  std::int64_t first_height_ = 0, first_width_ = 0;  // after the first convolution
   std::vector<torch::nn::Conv2d> convs_;
   std::vector<torch::nn::BatchNorm2d> norms_;  // empty, or one for each convolution
 };

@@ -1,41 +1,32 @@
-// What layers composed of library operators do with tokens [T, D]: the normalisation with its affine part folded into
-// the projection behind it, products and sums over the tokens. Callers hold a device guard and record no gradients.
+// What stands before and behind the blocks: tokens from images, positions, the mean of normalised tokens. On CUDA the
+// kernels of kernels/tokens.h where they serve; else, and where a backward is differentiated once more, composed of
+// ATen operators, as Backend::kReference is always.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "model/options.h"
+
 namespace axial {
 
-struct Normalised {
-  at::Tensor x_hat;       // [T, D], type of x
-  at::Tensor mean, rstd;  // [T, 1], accumulate type; on the CPU alone, CUDA's backward computes them again
+struct StemConvolution {
+  at::Tensor weight;  // [D, C, k, k]
+  at::Tensor bias;    // [D]; undefined: none
+  std::int64_t stride = 1, padding = 0;
+  std::int64_t out_height = 0,
+               out_width = 0;  // H', W'; zeros are added below and to the right where they are missing
 };
 
-// x_hat = (x - mean) / sqrt(var + eps) without the affine part, statistics in the accumulate type; x [T, D].
-Normalised normalise(const at::Tensor& x, double eps);
-// d x_hat [T, D] -> dx [T, D]: dy + rstd (g - mean(g) - x_hat mean(g x_hat)). d_x_hat is used up.
-at::Tensor normalise_backward(const at::Tensor& d_x_hat, const at::Tensor& x, const Normalised& n,
-                              const at::Tensor& dy, double eps);
+// images [B, C, H, W] -> tokens [B, H', W', D] in the type of the images, contiguous. row_pos [H', 1, D] and col_pos
+// [1, W', D] are added where they are defined.
+at::Tensor stem_convolution(const at::Tensor& images, const StemConvolution& convolution, const at::Tensor& row_pos,
+                            const at::Tensor& col_pos, Backend backend);
 
-// A projection of z = gamma o x_hat + beta becomes one of x_hat: W' = W diag(gamma), b' = W beta (+ b where it is
-// defined), rounded to `type` once.
-at::Tensor fold_weight(const at::Tensor& weight, const at::Tensor& norm_weight, at::ScalarType type);
-at::Tensor fold_bias(const at::Tensor& weight, const at::Tensor& norm_bias, const at::Tensor& bias,
-                     at::ScalarType type);
+// x [B, H, W, D] + (row_pos [H, 1, D] + col_pos [1, W, D]), in the type of x.
+at::Tensor add_positions(const at::Tensor& x, const at::Tensor& row_pos, const at::Tensor& col_pos, Backend backend);
 
-// The gradients of what was folded, from dW' [M, D] and db' [M] in the accumulate type. Each only where it is wanted.
-struct Unfolded {
-  at::Tensor weight, norm_weight, norm_bias;
-};
-Unfolded unfold(const at::Tensor& d_weight, const at::Tensor& d_bias, const at::Tensor& weight,
-                const at::Tensor& norm_weight, const at::Tensor& norm_bias, bool want_weight, bool want_norm_weight,
-                bool want_norm_bias);
-
-// a^T b over the tokens, a[T, M], b[T, N] -> [M, N] in the accumulate type and with its sums.
-at::Tensor token_product(const at::Tensor& a, const at::Tensor& b);
-at::Tensor token_sum(const at::Tensor& a);  // [T, M] -> [M], accumulate type
-
-// s_b t, token by token, t [T, D], scale [B] or undefined; s_b keeps its float32 value beside 16-bit t.
-at::Tensor scale_samples(const at::Tensor& t, const at::Tensor& scale);
+// LayerNorm over the channels of x [B, H, W, D], then the mean over the tokens: [B, D] in the type of x.
+at::Tensor normalised_mean(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                           Backend backend);
 
 }  // namespace axial

@@ -1,6 +1,7 @@
 // The CUDA side of a build without CUDA.
 #include "kernels/mlp.h"
 #include "kernels/pass.h"
+#include "kernels/tokens.h"
 
 namespace axial::kernels::cuda {
 
@@ -61,5 +62,31 @@ Status mlp_backward(const MlpProblem&, const void*, const void*, void*, const Ml
                     CUstream_st*) {
   return unavailable();
 }
+
+std::size_t pool_workspace(const PoolProblem&) { return 0; }
+
+Status pool(const PoolProblem&, void*, void*, std::size_t, CUstream_st*) { return unavailable(); }
+
+Status pool_backward(const PoolProblem&, const void*, void*, CUstream_st*) { return unavailable(); }
+
+Status add_positions(const PositionsProblem&, const void*, const void*, const void*, void*, CUstream_st*) {
+  return unavailable();
+}
+
+std::size_t positions_backward_workspace(const PositionsProblem&) { return 0; }
+
+Status positions_backward(const PositionsProblem&, const void*, void*, void*, void*, std::size_t, CUstream_st*) {
+  return unavailable();
+}
+
+Status stem(const StemProblem&, void*, CUstream_st*) { return unavailable(); }
+
+std::size_t stem_backward_workspace(const StemProblem&, const StemGradients&) { return 0; }
+
+Status stem_backward(const StemProblem&, const void*, const StemGradients&, void*, std::size_t, CUstream_st*) {
+  return unavailable();
+}
+
+Status pixels(const PixelsProblem&, void*, CUstream_st*) { return unavailable(); }
 
 }  // namespace axial::kernels::cuda
