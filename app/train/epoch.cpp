@@ -38,12 +38,25 @@ void Trainer::train_epoch() {
       step_.fill_rates(updates_per_epoch_ * config_.train.epochs);
     }
     step_.run(next, std::min(config_.train.accumulate, per_epoch_ - p.batch));
+    if (!graph_told_) tell_of_graph();
     unsaved_ = true;
     tried_ += 1;
     watch_.ask(state_.control.values(), {p.epoch, p.batch, tried_, p.images, p.batch >= per_epoch_});
     look(Watch::kMost - 1);
   }
   look(0);
+}
+
+void Trainer::tell_of_graph() {
+  if (step_.replays()) {
+    log::info("steps of full batches are replayed as CUDA graphs");
+  } else if (!step_.graph_problem().empty()) {
+    log::warning("train.cuda_graph: the training step cannot be recorded (" + step_.graph_problem() +
+                 "); training goes on without");
+  } else {
+    return;
+  }
+  graph_told_ = true;
 }
 
 // Takes what has arrived of the updates, and waits until at most so many are on their way.

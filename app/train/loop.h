@@ -35,6 +35,7 @@ class Trainer {
   void open_run(const std::filesystem::path& folder);
   void copy_best();
   void train_epoch();
+  void tell_of_graph();
   void look(std::size_t left);
   void see(const Sighting& sighting);
   void end_epoch();
@@ -61,6 +62,7 @@ class Trainer {
   const RunDirectory* run_ = nullptr;  // the recorder's
   std::filesystem::path last_checkpoint_;
   std::string initial_;  // what was taken from train.init_from
+  bool graph_told_ = false;
   bool unsaved_ = true;  // last.safetensors does not hold this state
 
   std::int64_t tried_ = 0;  // updates asked for, in all; skipped ones, too

@@ -8,7 +8,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "app/run/log.h"
 #include "app/train/evaluate.h"
 #include "app/train/schedule.h"
 #include "model/classifier.h"
@@ -145,7 +144,6 @@ bool Step::record([[maybe_unused]] Piece piece, [[maybe_unused]] const data::Bat
       for (const at::Tensor& parameter : state_.model->parameters(true)) gradients_.push_back(parameter.grad());
       gradients_recorded_ = true;
     }
-    if (replays()) log::info("the training step is replayed as a CUDA graph from here on");
     return true;
   } catch (const c10::Error& e) {
     graph_problem_ = first_line(e.what_without_backtrace());
@@ -153,8 +151,6 @@ bool Step::record([[maybe_unused]] Piece piece, [[maybe_unused]] const data::Bat
     graph_problem_ = first_line(e.what());
   }
   graphs_ = false;
-  log::warning("train.cuda_graph: the training step cannot be recorded (" + graph_problem_ +
-               "); training goes on without");
   // What was recorded goes, except for gradients that this update may have begun with.
   recorded_ = {};
   gradients_.clear();

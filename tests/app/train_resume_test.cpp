@@ -99,7 +99,7 @@ TEST_P(Replayed, IsBitEqualToTheRunThatRecordsNothing) {
     const Outcome o = run(small(name, also));
     EXPECT_EQ(o.code, 0) << o.err;
     EXPECT_EQ(o.err.find("cannot be recorded"), std::string::npos) << o.err;
-    return o.err.find("replayed as a CUDA graph") != std::string::npos;
+    return o.err.find("replayed as CUDA graphs") != std::string::npos;
   };
   EXPECT_FALSE(train("eager", "train.cuda_graph=false"));
   EXPECT_TRUE(train("replayed", "train.cuda_graph=true"));

@@ -10,8 +10,10 @@
 
 #include "app/config/load.h"
 #include "app/train/control.h"
+#include "app/train/graph.h"
 #include "app/train/optimizer.h"
 #include "app/train/state.h"
+#include "app/train/step.h"
 #include "app/train/watch.h"
 
 namespace axial::test {
@@ -255,6 +257,28 @@ TEST(Watch, GivesBackInOrderWhatWasThereWhenItWasAsked) {
     }
   }
 }
+
+#if defined(AXIAL_WITH_CUDA)
+TEST(Graphs, WhatCannotBeRecordedLeavesTheDeviceAsItWas) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const app::OwnStream stream(at::Device(at::kCUDA, 0));
+  const auto recorder = app::make_graph_recorder(at::Device(at::kCUDA, 0));
+  at::Tensor x = at::ones({1000}, at::kCUDA);
+  const auto add = [&] { x.add_(at::ones_like(x)); };
+  const auto graph = recorder->record(add);
+  EXPECT_EQ(x.sum().item<float>(), 1000) << "nothing has run";
+  EXPECT_ANY_THROW((void)recorder->record([&] {
+    add();
+    (void)x.sum().item<float>();  // waits for the device
+  }));
+  EXPECT_EQ(x.sum().item<float>(), 1000);
+  for (int i = 0; i < 3; ++i) graph->replay();
+  add();
+  EXPECT_EQ(x.sum().item<float>(), 5000);
+  recorder->record(add)->replay();
+  EXPECT_EQ(x.sum().item<float>(), 6000) << "and goes on recording";
+}
+#endif
 
 }  // namespace
 }  // namespace axial::test
