@@ -1,6 +1,7 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
@@ -48,15 +49,23 @@ class CudaGraphRecorder : public GraphRecorder {
   }
 
  private:
-  // libtorch leaves a broken capture half open: the allocator goes on asking the graph which stream it captures. So
-  // the allocator is told to stop, and the graph is never destroyed, in case something else still asks.
-  void abandon(std::unique_ptr<CudaGraph> graph) const {
+  // libtorch leaves a broken capture half open: the allocators of both memories go on asking the graph which stream it
+  // captures. So they are told to stop, and the graph is never destroyed, in case something else still asks. What is
+  // recorded next has a pool of its own.
+  void abandon(std::unique_ptr<CudaGraph> graph) {
     (void)graph.release();
-    try {
-      allocator::endAllocateToPool(device_.index(), pool_);
-      allocator::releasePool(device_.index(), pool_);
-    } catch (const std::exception&) {  // the capture had not come as far
-    }
+    const auto attempt = [](const auto& call) {
+      try {
+        call();
+      } catch (const std::exception&) {  // the capture had not come as far
+      }
+    };
+    attempt([&] { allocator::endAllocateToPool(device_.index(), pool_); });
+    attempt([&] { allocator::releasePool(device_.index(), pool_); });
+    at::HostAllocator* pinned = at::getHostAllocator(at::kCUDA);
+    attempt([&] { pinned->end_allocate_to_pool(pool_); });
+    attempt([&] { pinned->release_pool(pool_); });
+    pool_ = at::cuda::graph_pool_handle();
   }
 
   at::Device device_;

@@ -20,7 +20,7 @@ constexpr std::int64_t kRates = 4096;
 // Steps of each kind before it is recorded: libraries choose algorithms and take workspace in them.
 constexpr std::int64_t kEagerRuns = 3;
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+[[maybe_unused]] std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 

@@ -53,7 +53,7 @@ class Step {
   // Why it is not, although it was to be; empty: no reason.
   const std::string& graph_problem() const { return graph_problem_; }
 
-  // Called at the end of each part of a step that is not recorded.
+  // Called at the end of each part of a step, but not in a replay (once while it is recorded).
   void observe(std::function<void(Part)> done) { done_ = std::move(done); }
 
  private:

@@ -1,14 +1,15 @@
 // The parts of an update that decide on the device: what is not finite changes nothing, and counters tell of it.
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
-#include <map>
 #include <optional>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "app/config/load.h"
+#include "app/train/build.h"
 #include "app/train/control.h"
 #include "app/train/graph.h"
 #include "app/train/optimizer.h"
@@ -275,8 +276,64 @@ TEST(Graphs, WhatCannotBeRecordedLeavesTheDeviceAsItWas) {
   for (int i = 0; i < 3; ++i) graph->replay();
   add();
   EXPECT_EQ(x.sum().item<float>(), 5000);
-  recorder->record(add)->replay();
+  const auto later = recorder->record(add);
+  later->replay();
   EXPECT_EQ(x.sum().item<float>(), 6000) << "and goes on recording";
+}
+
+// Where recording fails, in the first batch of an update or in a later one, training goes on as if nobody had tried.
+TEST(Graphs, AStepThatCannotBeRecordedRuns) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
+  const at::Device device(at::kCUDA, 0);
+  const app::OwnStream stream(device);
+  constexpr int kNever = -1;
+  const auto train = [&](bool graph, std::int64_t accumulate, int fails_in) {
+    const app::Config config =
+        app::load_config({std::string(AXIAL_SOURCE_DIR) + "/configs/smoke.yaml"},
+                         {"data.batch_size=6", "train.accumulate=" + std::to_string(accumulate),
+                          std::string("train.cuda_graph=") + (graph ? "true" : "false")});
+    app::configure_libtorch(config.train);
+    app::ImageSpec spec;
+    spec.height = 20;
+    spec.width = 16;
+    spec.classes = {"a", "b", "c"};
+    app::TrainingState state(config, spec, device);
+    app::Step step(config, state, device);
+    at::Generator generator = at::detail::createCPUGenerator(9);
+    int batch = 0;
+    step.observe([&](app::Step::Part) {
+      if ((batch - 1) % accumulate == fails_in) (void)at::ones({}, device).item<float>();  // waits for the device
+    });
+    step.fill_rates(100);
+    for (int i = 0; i < 8; ++i) {
+      const auto next = [&] {
+        batch += 1;
+        data::Batch made;
+        made.images = at::randn({6, 1, 20, 16}, generator).to(device);
+        made.labels = at::arange(6, at::kLong).remainder(3).to(device);
+        return made;
+      };
+      step.run(next, accumulate);
+    }
+    EXPECT_EQ(step.replays(), graph && fails_in == kNever) << step.graph_problem();
+    EXPECT_EQ(step.graph_problem().empty(), !graph || fails_in == kNever);
+    std::vector<at::Tensor> result = {state.control.values().cpu()};
+    for (const auto& entry : state.tensors) result.push_back(entry.second.detach().cpu());
+    for (const auto& entry : state.ema->tensors()) result.push_back(entry.second.cpu());
+    for (const auto& entry : state.optimizer.state()) result.push_back(entry.second.cpu());
+    return result;
+  };
+  for (const std::int64_t accumulate : {1, 2}) {
+    const std::vector<at::Tensor> eager = train(false, accumulate, kNever);
+    EXPECT_EQ(eager[0][Control::kUpdates].item<double>(), 8);
+    for (int fails_in = kNever; fails_in < accumulate; ++fails_in) {
+      const std::vector<at::Tensor> other = train(true, accumulate, fails_in);
+      ASSERT_EQ(eager.size(), other.size());
+      for (std::size_t i = 0; i < eager.size(); ++i)
+        EXPECT_TRUE(at::equal(eager[i], other[i])) << accumulate << " " << fails_in << " " << i;
+    }
+  }
 }
 #endif
 
