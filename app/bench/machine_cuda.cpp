@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -12,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "app/bench/machine.h"
+#include "app/train/graph.h"
 
 namespace axial::app::bench {
 
@@ -37,8 +37,6 @@ class Event {
  private:
   cudaEvent_t event_ = nullptr;
 };
-
-using Graph = at::cuda::CUDAGraph;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -80,9 +78,9 @@ class CudaMachine : public Machine {
   std::optional<GraphTimes> graph_times(const Call& call, std::int64_t buffers, int repeats) override {
     GraphTimes result;
     std::vector<std::unique_ptr<Graph>> graphs;
-    const auto pool = at::cuda::graph_pool_handle();  // shared: they are replayed in the order of their capture
     try {
-      for (std::int64_t i = 0; i < buffers; ++i) graphs.push_back(capture(call, i, pool));
+      const auto recorder = make_graph_recorder(device_);
+      for (std::int64_t i = 0; i < buffers; ++i) graphs.push_back(recorder->record([&] { call(i); }));
       const Call replay = [&](std::int64_t i) { graphs[static_cast<std::size_t>(i % buffers)]->replay(); };
       for (std::int64_t i = 0; i < std::max<std::int64_t>(buffers, 5); ++i)
         replay(i);  // the first one uploads a graph
@@ -138,36 +136,6 @@ class CudaMachine : public Machine {
     std::vector<double> ms;
     for (std::size_t i = 0; i < begins.size(); ++i) ms.push_back(ends[i].since(begins[i]));
     return ms;
-  }
-
-  std::unique_ptr<Graph> capture(const Call& call, std::int64_t i, c10::MempoolId_t pool) const {
-    synchronize();
-    auto graph = std::make_unique<Graph>();
-    try {
-      graph->capture_begin(pool);
-      call(i);
-      graph->capture_end();
-      return graph;
-    } catch (...) {
-      const std::exception_ptr failure = std::current_exception();
-      try {
-        graph->capture_end();
-      } catch (const std::exception&) {
-        abandon(std::move(graph), pool);
-      }
-      std::rethrow_exception(failure);
-    }
-  }
-
-  // libtorch leaves a broken capture half open: the allocator goes on asking the graph which stream it captures. So
-  // the allocator is told to stop, and the graph is never destroyed, in case something else still asks.
-  void abandon(std::unique_ptr<Graph> graph, c10::MempoolId_t pool) const {
-    (void)graph.release();
-    try {
-      allocator::endAllocateToPool(device_.index(), pool);
-      allocator::releasePool(device_.index(), pool);
-    } catch (const std::exception&) {  // the capture had not come as far
-    }
   }
 
   at::Device device_;

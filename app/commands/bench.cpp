@@ -11,6 +11,7 @@
 #include "app/bench/machine.h"
 #include "app/bench/measure.h"
 #include "app/bench/report.h"
+#include "app/bench/step.h"
 #include "app/commands/commands.h"
 #include "app/config/load.h"
 #include "app/run/output_file.h"
@@ -70,11 +71,37 @@ int run_decoding(const BenchArguments& a) {
   return 0;
 }
 
+// The device of the configuration, where the command line names none.
+int run_step(const BenchArguments& a) {
+  if (!a.shapes.empty() || !a.dtypes.empty())
+    throw ConfigError("command line: --step: takes the shape and type of a configuration; --shapes and --dtype are not");
+  std::vector<std::string> backends;
+  for (const Backend backend : parse_backend(a.backend))
+    backends.push_back(backend == Backend::kFused ? "fused" : "reference");
+  const Config config = load_config(a.configs, a.overrides);
+  configure_libtorch(config.train);
+  const at::Device device = a.device == "auto" ? select_device(config.train.device)
+                                               : select_device(a.device, "--device ");
+  std::optional<OutputFile> json;
+  if (!a.json.empty()) json.emplace(a.json);
+  const auto machine = bench::make_machine(device);
+  const int repeats = a.repeats > 0 ? a.repeats : device.is_cuda() ? kRepeatsOnCuda : kRepeatsOnCpu;
+  const auto all = bench::measure_steps(*machine, config, backends, repeats);
+  std::cout << bench::step_table(all, config, *machine, repeats) << std::flush;
+  if (json) json->write(bench::step_json(all, config, *machine, repeats, now()).dump(1) + "\n");
+  return 0;
+}
+
 }  // namespace
 
 int run_bench(const BenchArguments& a) {
+  if (a.step && !a.data.empty()) throw ConfigError("command line: --step and --data exclude each other");
+  if (!a.step && !a.configs.empty()) throw ConfigError("command line: -c goes with --step");
+  if (!a.step && !a.overrides.empty())
+    throw ConfigError("command line: " + a.overrides.front() + ": overrides go with --step");
   if (!a.data.empty()) return run_decoding(a);
   if (!a.size.empty() || a.workers > 0) throw ConfigError("command line: --size and --workers go with --data");
+  if (a.step) return run_step(a);
   // Everything that can be wrong with the command line shows before anything is measured.
   const std::vector<Backend> backends = parse_backend(a.backend);
   if (a.device == "cpu") (void)bench::parse_types(a.dtypes, false);

@@ -85,6 +85,8 @@ struct BenchArguments {
   int repeats = 0;  // 0: the device's usual number
   std::string data, size;  // a folder of JPEG files instead of the layer, and HEIGHT,WIDTH
   std::int64_t workers = 0;
+  bool step = false;  // the training step of a configuration instead of the layer
+  std::vector<std::string> configs, overrides;
 };
 int run_bench(const BenchArguments& arguments);
 

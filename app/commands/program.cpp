@@ -183,7 +183,8 @@ int parse_and_run(int argc, char** argv) {
 
   BenchArguments bench;
   CLI::App* bench_command =
-      program.add_subcommand("bench", "time the layer, fused and reference side by side; or decoding (--data)");
+      program.add_subcommand("bench", "time the layer, fused and reference side by side; or the training step "
+                                      "(--step), or decoding (--data)");
   bench_command
       ->add_option("--shapes", bench.shapes,
                    "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
@@ -211,7 +212,18 @@ int parse_and_run(int argc, char** argv) {
   bench_command->add_option("--workers", bench.workers, "with --data: threads (default one for each core)")
       ->option_text("N")
       ->check(check_count);
-  bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json");
+  bench_command->add_flag("--step", bench.step,
+                          "instead of the layer: the training step of -c FILE, on images of its set's shape that are "
+                          "made up");
+  bench_command
+      ->add_option("-c,--config", bench.configs, "with --step: YAML file; may be given several times, later ones win")
+      ->option_text("FILE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  bench_command->add_option("key=value", bench.overrides, "with --step: overrides, e.g. data.batch_size=256")
+      ->option_text("...");
+  bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json\n         axial bench --step -c configs/bench.yaml train.precision=tf32");
 
   const std::vector<Command> more = add_result_commands(program);
 

@@ -90,6 +90,7 @@ struct TrainConfig {
   std::string freeze;        // patterns of parameters that stay as they are
   std::string output;        // folder in which run directories are made
   bool tensorboard;
+  bool cuda_graph;  // where the step can be recorded
 };
 
 struct Config {

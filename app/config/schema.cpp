@@ -237,6 +237,9 @@ std::vector<Key> make_schema() {
       "folder in which run directories are made", "output_dir out_dir log_dir save_dir");
   add("train.tensorboard", FIELD(train.tensorboard), "true", any(), "",
       "write a TensorBoard event file");
+  add("train.cuda_graph", FIELD(train.cuda_graph), "true", any(), "",
+      "on a GPU, replay the steps of full batches as a CUDA graph, where they can be recorded; changes no result",
+      "cuda_graphs use_cuda_graph graphs");
   return keys;
 }
 #undef FIELD
@@ -248,6 +251,7 @@ std::vector<Key> make_schema() {
 constexpr const char* kOnResume[] = {
     "train.epochs",    "train.device",         "train.threads", "train.eval_every",  "train.keep_last",
     "train.log_every", "train.on_nonfinite",   "train.output",  "train.tensorboard", "train.checkpoint_every",
+    "train.cuda_graph",
     "data.dir",        "data.eval_batch_size", "model.backend", "data.workers",      "data.prefetch",
     "data.cache",      "data.cache_memory",    "data.cache_dir", "train.patience",   "train.keep_best",
     "data.train_list", "data.test_list"};

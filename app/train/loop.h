@@ -1,4 +1,5 @@
-// The training loop's own class: trainer.cpp starts, ends and saves a run, epoch.cpp makes the updates of an epoch.
+// The training loop's own class: trainer.cpp starts, ends and saves a run, epoch.cpp leads through an epoch, whose updates
+// step.h makes.
 #pragma once
 
 #include <chrono>
@@ -11,7 +12,9 @@
 #include "app/train/evaluate.h"
 #include "app/train/recorder.h"
 #include "app/train/state.h"
+#include "app/train/step.h"
 #include "app/train/trainer.h"
+#include "app/train/watch.h"
 
 namespace axial::app {
 
@@ -32,16 +35,17 @@ class Trainer {
   void open_run(const std::filesystem::path& folder);
   void copy_best();
   void train_epoch();
-  void update();
-  void forward_backward(const data::Batch& batch, std::int64_t micro_batches);
+  void tell_of_graph();
+  void look(std::size_t left);
+  void see(const Sighting& sighting);
   void end_epoch();
   void save_epoch(bool due);
-  void report_progress(bool end_of_epoch);
+  void report_progress(const Sighting& sighting);
   void save(const std::filesystem::path& path);
   bool should_stop() const;
   bool finished() const;
   Evaluation validate(data::Batches& batches);
-  [[noreturn]] void fail_nonfinite(const std::string& what, double value);
+  [[noreturn]] void fail_nonfinite(const std::string& where, const std::string& what, double value);
   std::string position_now() const;
 
   const Clock::time_point made_ = Clock::now();  // what the time limit counts from
@@ -52,16 +56,17 @@ class Trainer {
   ImageSpec spec_;
   data::Batches train_batches_, validation_batches_;
   TrainingState state_;
+  Step step_;
+  Watch watch_;
   std::unique_ptr<Recorder> recorder_;
   const RunDirectory* run_ = nullptr;  // the recorder's
   std::filesystem::path last_checkpoint_;
   std::string initial_;  // what was taken from train.init_from
+  bool graph_told_ = false;
   bool unsaved_ = true;  // last.safetensors does not hold this state
 
+  std::int64_t tried_ = 0;  // updates asked for, in all; skipped ones, too
   std::int64_t per_epoch_ = 0, updates_per_epoch_ = 0, stop_batch_ = -1;
-  NamedTensors buffers_;  // running statistics, which a skipped update must not keep
-  std::vector<at::Tensor> buffers_before_;
-  at::Tensor group_sums_;      // float64 [3] of the micro-batches since the last update
   Clock::time_point started_;  // of this process's training; seconds_before_ is what earlier ones took
   double seconds_before_ = 0;
   std::int64_t images_before_ = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -17,6 +18,8 @@ bool ends_with(const std::string& text, const std::string& tail) {
 }
 
 bool is_qkv(const std::string& name) { return ends_with(name, "qkv.weight"); }
+
+std::optional<at::Tensor> given(const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
 
 }  // namespace
 
@@ -72,40 +75,42 @@ Optimizer::Optimizer(const OptimConfig& config, NamedTensors parameters, const s
     group.second.push_back(at::zeros_like(parameter, at::MemoryFormat::Contiguous));
     group.steps.push_back(at::zeros({}, parameter.options().dtype(at::kFloat)));
   }
+  std::vector<double> peaks;
+  for (const Moments& group : plain_) peaks.push_back(config.lr * group.lr_scale);
+  for (const Moments& group : muon_) peaks.push_back(config.muon_lr * group.lr_scale);
+  const at::Device device = parameters_.empty() ? at::kCPU : parameters_[0].second.device();
+  peak_lr_ = at::tensor(peaks, at::kDouble).to(device);
 }
 
 void Optimizer::zero_grad() {
   for (auto& entry : parameters_) entry.second.mutable_grad() = at::Tensor();
 }
 
-double Optimizer::clip(double max_norm, double unscale) {
+at::Tensor Optimizer::gradient_norm() const {
+  at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const auto& entry : parameters_) {
     if (entry.second.grad().defined()) gradients.push_back(entry.second.grad());
   }
-  if (gradients.empty()) return 0;
-  at::NoGradGuard no_grad;
-  // The norm is taken before unscaling: an overflow shows as infinity either way.
-  const double norm = at::stack(at::_foreach_norm(gradients)).norm().item<double>() / unscale;
-  double factor = 1 / unscale;
-  if (max_norm > 0 && norm > max_norm) factor *= max_norm / (norm + 1e-6);
-  if (std::isfinite(norm) && factor != 1) at::_foreach_mul_(gradients, at::Scalar(factor));
-  return norm;
+  if (gradients.empty()) return at::zeros({}, peak_lr_.options());
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)), 2, {}, false, at::kDouble);
 }
 
-void Optimizer::step(double factor) {
+void Optimizer::step(const UpdateTerms& terms) {
   at::NoGradGuard no_grad;
-  for (Moments& group : plain_) {
+  const at::Tensor lr = peak_lr_.mul(terms.factor).to(at::kFloat);
+  std::int64_t group = 0;
+  for (Moments& plain : plain_) {
     if (config_.name == "sgd") {
-      step_sgd(group, config_.lr * group.lr_scale * factor);
+      step_sgd(plain, lr.select(0, group++), terms);
     } else {
-      step_adamw(group, config_.lr * group.lr_scale * factor);
+      step_adamw(plain, lr.select(0, group++), terms);
     }
   }
-  for (Moments& group : muon_) step_muon(group, config_.muon_lr * group.lr_scale * factor);
+  for (Moments& muon : muon_) step_muon(muon, lr.select(0, group++), terms);
 }
 
-void Optimizer::step_sgd(Moments& group, double lr) {
+void Optimizer::step_sgd(Moments& group, const at::Tensor& lr, const UpdateTerms& terms) {
   std::vector<at::Tensor> parameters, gradients, momenta;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     if (!group.parameters[i].grad().defined()) continue;
@@ -117,10 +122,10 @@ void Optimizer::step_sgd(Moments& group, double lr) {
   // Momenta start at zero, so the first step needs no case of its own.
   at::_fused_sgd_(parameters, gradients, config_.momentum == 0 ? std::vector<at::Tensor>{} : momenta,
                   group.weight_decay, config_.momentum, lr, /*dampening=*/0, config_.nesterov && config_.momentum > 0,
-                  /*maximize=*/false, /*is_first_step=*/false);
+                  /*maximize=*/false, /*is_first_step=*/false, given(terms.divisor), given(terms.skip));
 }
 
-void Optimizer::step_adamw(Moments& group, double lr) {
+void Optimizer::step_adamw(Moments& group, const at::Tensor& lr, const UpdateTerms& terms) {
   std::vector<at::Tensor> parameters, gradients, first, second, steps;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     if (!group.parameters[i].grad().defined()) continue;
@@ -132,9 +137,15 @@ void Optimizer::step_adamw(Moments& group, double lr) {
     steps.push_back(group.steps[i]);
   }
   if (parameters.empty()) return;
-  at::_foreach_add_(steps, 1);
+  // The operator leaves counting to its caller, and the counters of a skipped update stand still.
+  if (terms.skip.defined()) {
+    at::_foreach_add_(steps, at::rsub(terms.skip, 1));
+  } else {
+    at::_foreach_add_(steps, 1);
+  }
   at::_fused_adamw_(parameters, gradients, first, second, {}, steps, lr, config_.betas[0], config_.betas[1],
-                    group.weight_decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false);
+                    group.weight_decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, given(terms.divisor),
+                    given(terms.skip));
 }
 
 at::Tensor orthogonalize(const at::Tensor& matrices) {
@@ -150,7 +161,7 @@ at::Tensor orthogonalize(const at::Tensor& matrices) {
   return tall ? x.transpose(-2, -1) : x;
 }
 
-void Optimizer::step_muon(Moments& group, double lr) {
+void Optimizer::step_muon(Moments& group, const at::Tensor& given_lr, const UpdateTerms& terms) {
   // Matrices of one shape are orthogonalised together; QKV counts as three.
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::size_t>> by_shape;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
@@ -158,25 +169,41 @@ void Optimizer::step_muon(Moments& group, double lr) {
     if (!p.grad().defined()) continue;
     by_shape[{is_qkv(group.names[i]) ? p.size(0) / 3 : p.size(0), p.size(1)}].push_back(i);
   }
+  // A skipped update is one of zero gradients that reaches nothing: the momenta move by 0, the learning rate is 0.
+  const bool may_skip = terms.skip.defined();
+  const at::Tensor good = may_skip ? at::rsub(terms.skip, 1) : at::ones({}, given_lr.options());
+  const at::Tensor lr = given_lr.mul(good), keep = at::rsub(lr.mul(group.weight_decay), 1),
+                   move = good.mul(1 - config_.muon_momentum);
   for (const auto& [shape, members] : by_shape) {
     const auto [rows, columns] = shape;
-    std::vector<at::Tensor> updates;
+    std::vector<at::Tensor> parameters, momenta, parts;
+    std::vector<std::int64_t> counts;  // matrices of each parameter
     for (const std::size_t i : members) {
-      const at::Tensor gradient = group.parameters[i].grad();
-      group.first[i].lerp_(gradient, 1 - config_.muon_momentum);
-      updates.push_back(gradient.lerp(group.first[i], config_.muon_momentum).view({-1, rows, columns}));
+      const at::Tensor& p = group.parameters[i];
+      parameters.push_back(p);
+      momenta.push_back(group.first[i]);
+      parts.push_back(p.grad().reshape({-1, rows, columns}));
+      counts.push_back(p.numel() / (rows * columns));
     }
-    const at::Tensor all = orthogonalize(at::cat(updates));
+    at::Tensor gradients = at::cat(parts);
+    if (terms.divisor.defined()) gradients.div_(terms.divisor);
+    if (may_skip) gradients.masked_fill_(terms.skip.to(at::kBool), 0);
+    // The slices of `all` in the shapes of the parameters.
+    const auto apart = [&](const at::Tensor& all) {
+      std::vector<at::Tensor> slices = all.split_with_sizes(counts);
+      for (std::size_t i = 0; i < slices.size(); ++i) slices[i] = slices[i].view(parameters[i].sizes());
+      return slices;
+    };
+    const std::vector<at::Tensor> by_parameter = apart(gradients);
+    std::vector<at::Tensor> change = at::_foreach_sub(by_parameter, momenta);
+    at::_foreach_mul_(change, move);
+    at::_foreach_add_(momenta, change);
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = momenta[i].view({-1, rows, columns});
+    const at::Tensor updates = orthogonalize(gradients.lerp(at::cat(parts), config_.muon_momentum));
     // keeps the update's size per entry the same for tall matrices
     const double scale = std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
-    std::int64_t at_matrix = 0;
-    for (const std::size_t i : members) {
-      at::Tensor& p = group.parameters[i];
-      const std::int64_t count = p.numel() / (rows * columns);
-      p.mul_(1 - lr * group.weight_decay);
-      p.add_(all.slice(0, at_matrix, at_matrix + count).reshape(p.sizes()), -lr * scale);
-      at_matrix += count;
-    }
+    at::_foreach_mul_(parameters, keep);
+    at::_foreach_add_(parameters, apart(updates.mul(lr.mul(-scale)).contiguous()));
   }
 }
 

@@ -1,5 +1,6 @@
 // SGD with Nesterov momentum, AdamW, and Muon, over parameters known by name. The updates of SGD and AdamW
-// are libtorch's fused multi-tensor operators; Muon's is batched over matrices of one shape.
+// are libtorch's fused multi-tensor operators; Muon's is batched over matrices of one shape. An update reads what
+// changes from step to step on the device, so that it can be replayed as a part of a CUDA graph.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +28,24 @@ bool is_decayed_parameter(const std::string& name, const at::Tensor& parameter);
 // them, and the stem and the positions once more. `depth`: blocks of each stage.
 double layer_scale(const std::string& name, const std::vector<std::int64_t>& depth, double decay);
 
+// What an update goes by, scalars on the parameters' device, so that the host waits for none of them.
+struct UpdateTerms {
+  at::Tensor factor;   // float64 []: every learning rate is multiplied by it
+  at::Tensor divisor;  // float32 []: the gradients are divided by it; undefined: by nothing
+  at::Tensor skip;     // float32 []: 1 changes nothing at all, 0 updates; undefined: updates
+};
+
 class Optimizer {
  public:
   // `depth`: of the model's stages, which layer_decay counts.
   Optimizer(const OptimConfig& config, NamedTensors parameters, const std::vector<std::int64_t>& depth = {});
 
-  // One update from the parameters' gradients (an undefined gradient leaves its parameter alone), with
-  // every learning rate times `factor`.
-  void step(double factor);
+  // One update from the parameters' gradients (an undefined gradient leaves its parameter alone), which may be
+  // overwritten.
+  void step(const UpdateTerms& terms);
   void zero_grad();
-  // Scales the gradients to a global norm of at most `max_norm` (0: no clipping) after dividing them by
-  // `unscale`; returns the norm before clipping, which is not finite where a gradient is not.
-  double clip(double max_norm, double unscale);
+  // The norm of all gradients, float64 [] on their device: not finite where a gradient is not.
+  at::Tensor gradient_norm() const;
 
   // Momenta, second moments and step counters, by parameter name ("adamw.exp_avg.head.weight", ...);
   // tensors are shared, so that loading into them restores the state.
@@ -52,11 +59,13 @@ class Optimizer {
     double weight_decay = 0, lr_scale = 1;
   };
   static Moments& group_of(std::vector<Moments>& groups, double weight_decay, double lr_scale);
-  void step_sgd(Moments& group, double lr);
-  void step_adamw(Moments& group, double lr);
-  void step_muon(Moments& group, double lr);
+  // `lr`: float32 [], as are the other terms
+  void step_sgd(Moments& group, const at::Tensor& lr, const UpdateTerms& terms);
+  void step_adamw(Moments& group, const at::Tensor& lr, const UpdateTerms& terms);
+  void step_muon(Moments& group, const at::Tensor& lr, const UpdateTerms& terms);
 
   OptimConfig config_;
+  at::Tensor peak_lr_;  // float64 [groups of plain_, then of muon_], on their device
   NamedTensors parameters_;
   // One for each weight decay and learning rate.
   std::vector<Moments> plain_;  // SGD or AdamW

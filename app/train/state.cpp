@@ -72,10 +72,13 @@ Ema::Ema(double decay, const NamedTensors& model) : decay_(decay) {
   for (const auto& [name, tensor] : model) tensors_.emplace_back(name, tensor.detach().clone());
 }
 
-void Ema::update(const NamedTensors& model) {
+double Ema::weight(std::int64_t n) const {
+  const auto count = static_cast<double>(n);
+  return 1 - std::min(decay_, (1 + count) / (10 + count));
+}
+
+void Ema::update(const NamedTensors& model, const at::Tensor& weight) {
   at::NoGradGuard no_grad;
-  const double n = static_cast<double>(updates++);
-  const double weight = 1 - std::min(decay_, (1 + n) / (10 + n));
   std::vector<at::Tensor> averages, values;
   for (std::size_t i = 0; i < model.size(); ++i) {
     if (tensors_[i].second.is_floating_point()) {
@@ -85,7 +88,10 @@ void Ema::update(const NamedTensors& model) {
       tensors_[i].second.copy_(model[i].second);
     }
   }
-  at::_foreach_lerp_(averages, values, at::Scalar(weight));
+  // _foreach_lerp_ takes no weight from the device.
+  const std::vector<at::Tensor> change = at::_foreach_sub(values, averages);
+  at::_foreach_mul_(change, weight);
+  at::_foreach_add_(averages, change);
 }
 
 SwapGuard::SwapGuard(const NamedTensors& model, const NamedTensors& with) : model_(model) {
@@ -106,9 +112,18 @@ TrainingState::TrainingState(const Config& config, const ImageSpec& spec, at::De
       tensors(named_tensors(*model)),
       optimizer(config.optim, trained_parameters(*model), config.model.depth),
       rng(at::tensor({static_cast<std::int64_t>(config.train.seed), std::int64_t{0}}, at::kLong).to(device)),
-      sums(at::zeros({3}, at::TensorOptions(device).dtype(at::kDouble))) {
+      control(config.train, config.optim.clip_norm, device) {
   if (config.train.ema_decay > 0) ema = std::make_unique<Ema>(config.train.ema_decay, tensors);
   if (config.train.precision == "float16") progress.loss_scale = config.train.loss_scale;
+  control.load(progress);
+}
+
+void TrainingState::note(const Readout& r) {
+  if (ema) ema->updates += r.updates - progress.updates;
+  progress.updates = r.updates;
+  progress.skipped = r.skipped;
+  progress.good_in_row = r.good_in_row;
+  progress.loss_scale = r.loss_scale;
 }
 
 namespace {
@@ -167,7 +182,7 @@ SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, 
   if (state.ema) put(file, "ema.", state.ema->tensors());
   put(file, "optimizer.", state.optimizer.state());
   file.tensors["rng.state"] = state.rng.cpu();
-  file.tensors["metrics.sums"] = state.sums.cpu();
+  file.tensors["metrics.sums"] = state.control.sums().cpu();
   auto& m = file.metadata;
   m["format"] = "pt";  // what other readers of the format look for
   m["axial.format"] = std::to_string(kCheckpointFormat);
@@ -251,9 +266,10 @@ void restore(TrainingState& state, const SafetensorsFile& file, const Checkpoint
   if (state.ema) add("ema.", state.ema->tensors());
   add("optimizer.", state.optimizer.state());
   targets.emplace_back("rng.state", state.rng);
-  targets.emplace_back("metrics.sums", state.sums);
+  targets.emplace_back("metrics.sums", state.control.sums());
   load_into(file, path, "", targets);
   state.progress = info.progress;
+  state.control.load(info.progress);
   if (state.ema) state.ema->updates = info.ema_updates;
 }
 

@@ -14,6 +14,7 @@
 #include "app/checkpoint/safetensors.h"
 #include "app/config/config.h"
 #include "app/train/build.h"
+#include "app/train/control.h"
 #include "app/train/optimizer.h"
 
 // torch::nn costs a source seconds to compile: who calls the model includes model/classifier.h, who passes it on
@@ -61,7 +62,10 @@ NamedTensors named_tensors(const torch::nn::Module& module);
 class Ema {
  public:
   Ema(double decay, const NamedTensors& model);
-  void update(const NamedTensors& model);
+  // The weight of the model in update `n`, counted from 0.
+  double weight(std::int64_t n) const;
+  // weight: float32 [] on the model's device; 0 leaves the average as it is. Counts nothing.
+  void update(const NamedTensors& model, const at::Tensor& weight);
   const NamedTensors& tensors() const { return tensors_; }
   std::int64_t updates = 0;
 
@@ -90,8 +94,10 @@ struct TrainingState {
   Optimizer optimizer;
   std::unique_ptr<Ema> ema;  // null: off
   at::Tensor rng;            // int64 [2] {seed, offset}, on the device
-  at::Tensor sums;           // float64 [3], on the device, of the epoch so far: loss, correct, samples
+  Control control;           // counters and sums, on the device
+  // As the host last read it of the device (note): updates, skipped, good_in_row and loss_scale follow.
   Progress progress;
+  void note(const Readout& readout);
 };
 
 inline constexpr std::int64_t kCheckpointFormat = 1;

@@ -40,13 +40,14 @@ Trainer::Trainer(const TrainRequest& request)
                      compute_type(config_.train.precision)),
       validation_batches_(sets_.validation, batch_options(config_, spec_, false), device_,
                           compute_type(config_.train.precision)),
-      state_(config_, spec_, device_) {
+      state_(config_, spec_, device_),
+      step_(config_, state_, device_),
+      watch_(device_) {
   check_norm(config_, state_.model->grid(), sets_.train.size());
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
   if (request.stop_after > 0)
     stop_batch_ = std::max(1LL, std::llround(request.stop_after * static_cast<double>(per_epoch_)));
-  for (const auto& item : state_.model->named_buffers(true)) buffers_.emplace_back(item.key(), item.value());
   if (!request.checkpoint.empty()) {
     const SafetensorsFile file = read_safetensors(request.checkpoint);
     const CheckpointInfo info = checkpoint_info(file, request.checkpoint);
@@ -109,6 +110,7 @@ void Trainer::log_header() const {
 }
 
 TrainResult Trainer::run() {
+  const OwnStream stream(device_);
   Progress& p = state_.progress;
   TrainResult result;
   result.run = request_.run;
@@ -118,6 +120,7 @@ TrainResult Trainer::run() {
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
     open_run(result.run);
+    tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;
     images_before_ = p.images;
     const SignalGuard signals;
@@ -160,6 +163,7 @@ TrainResult Trainer::run() {
 }
 
 void Trainer::save(const std::filesystem::path& path) {
+  look(0);
   write_safetensors(path, to_checkpoint(state_, config_, spec_));
   last_checkpoint_ = path;
   if (path == run_->last()) unsaved_ = false;

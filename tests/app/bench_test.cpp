@@ -65,6 +65,47 @@ TEST_F(Bench, OneBackendAlone) {
   EXPECT_EQ(o.out.find("fused"), std::string::npos) << o.out;
 }
 
+TEST_F(Bench, TimesTheStepOfAConfiguration) {
+  // of a set that is not there, whose shape is known
+  const std::vector<std::string> step = {"bench", "--step", "-c", config("bench.yaml"), "train.device=cpu",
+                                         "train.threads=1", "data.dataset=cifar10", "data.batch_size=3",
+                                         "train.accumulate=2", "model.dim=8", "model.heads=2", "model.depth=1",
+                                         "model.stem_stride=4", "--repeats", "3", "--json", "step.json"};
+  const Outcome o = run(step);
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.err, "");
+  for (const char* part : {"fused", "reference", "images/s", "adamw in bfloat16", "2 batches of 3 images"})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << " in " << o.out;
+  const json document = json::parse(read_file(folder_ / "step.json"));
+  const json& results = document.at("results");
+  ASSERT_EQ(results.size(), 2u) << "a CPU has no graphs";
+  EXPECT_EQ(results[1].at("backend"), "reference");
+  for (const json& result : results) {
+    EXPECT_EQ(result.at("graph"), false);
+    EXPECT_EQ(result.at("images"), 6);
+    const double ms = result.at("median_ms");
+    EXPECT_GT(ms, 0);
+    EXPECT_NEAR(result.at("images_per_second").get<double>() * ms, 6000, 1);
+    double sum = 0;
+    for (const char* part : {"data_ms", "forward_ms", "backward_ms", "update_ms"}) {
+      EXPECT_GT(result.at("parts").at(part), 0.0) << part;
+      sum += result.at("parts").at(part).get<double>();
+    }
+    EXPECT_LT(sum, 20 * ms);
+    EXPECT_GT(sum, ms / 20) << "the parts make up the step";
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_TRUE(name == "step.json" || name.rfind("out-", 0) == 0 || name.rfind("err-", 0) == 0) << name;
+  }
+  // a step whose numbers are none is no time
+  std::vector<std::string> broken = step;
+  broken.insert(broken.end(), {"data.mean=[0,0,0]", "data.std=[1e-45,1e-45,1e-45]", "--backend", "fused"});
+  const Outcome bad = run(broken);
+  EXPECT_EQ(bad.code, 0) << bad.err;
+  EXPECT_NE(bad.out.find("not finite"), std::string::npos) << bad.out;
+}
+
 TEST_F(Bench, WrongCommandLinesAreOneLineAndExit2) {
   const auto refused = [&](std::vector<std::string> arguments, const std::vector<std::string>& parts) {
     arguments.insert(arguments.begin(), {"bench", "--device", "cpu"});
@@ -84,6 +125,12 @@ TEST_F(Bench, WrongCommandLinesAreOneLineAndExit2) {
   refused({"--repeats", "0"}, {"--repeats"});
   refused({"--repeats", "many"}, {"--repeats"});
   expect_error(run({"bench", "--device", "tpu"}), 2, {"tpu", "cuda:N"});
+  refused({"-c", config("bench.yaml")}, {"-c", "--step"});
+  refused({"optim.lr=1"}, {"optim.lr=1", "--step"});
+  refused({"--step", "--data", "generated"}, {"--step", "--data"});
+  refused({"--step", "--shapes", "seed"}, {"--step", "--shapes"});
+  refused({"--step", "--size", "3,3"}, {"--size", "--data"});
+  refused({"--step", "optim.lr=fast"}, {"optim.lr", "fast"});
 }
 
 TEST_F(Bench, WhatCannotBeWrittenOrRunIsOneLineAndExit1) {

@@ -263,6 +263,8 @@ TEST_P(Configurations, Trains) {
       }
     }
     arguments.insert(arguments.end(), {"data.dir=.", "data.batch_size=4"});
+  } else if (name == "bench.yaml") {
+    arguments.insert(arguments.end(), {"data.synthetic_train=32", "data.synthetic_test=8", "data.batch_size=16"});
   } else if (name != "smoke.yaml") {
     if (!fs::exists("/usr/share/datasets/fashion-mnist")) GTEST_SKIP() << "Fashion-MNIST is not installed";
     arguments.insert(arguments.end(), {"data.train_limit=64", "data.batch_size=16", "data.eval_batch_size=2000"});
@@ -270,18 +272,21 @@ TEST_P(Configurations, Trains) {
   const Outcome o = run(arguments);
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(lines_of(o.out), 1u);
+  if (name == "bench.yaml") {
+    EXPECT_NE(o.err.find(" 204426 parameters"), std::string::npos) << "as many as its peer, tests/bench/classifier.py";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Configurations,
                          testing::Values("smoke.yaml", "fashion_mnist_cpu.yaml", "fashion_mnist.yaml", "cifar10.yaml",
-                                         "image_folder.yaml"));
+                                         "image_folder.yaml", "bench.yaml"));
 
 TEST(ConfigurationsList, IsComplete) {
   int count = 0;
   for (const auto& entry : fs::directory_iterator(std::string(AXIAL_SOURCE_DIR) + "/configs")) {
     count += entry.path().extension() == ".yaml" ? 1 : 0;
   }
-  EXPECT_EQ(count, 5) << "add the new configuration to the test above";
+  EXPECT_EQ(count, 6) << "add the new configuration to the test above";
 }
 
 }  // namespace

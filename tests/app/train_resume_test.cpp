@@ -86,6 +86,45 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
                     std::vector<std::string>{"train.device=cuda"}));
 
+// Steps that are replayed as CUDA graphs are the steps that are not.
+class Replayed : public ProgramTest, public testing::WithParamInterface<std::vector<std::string>> {};
+
+TEST_P(Replayed, IsBitEqualToTheRunThatRecordsNothing) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  std::vector<std::string> more = GetParam();
+  more.insert(more.end(), {"train.device=cuda", "data.synthetic_train=500"});
+  const auto train = [&](const std::string& name, const std::string& option, std::vector<std::string> also = {}) {
+    also.insert(also.begin(), more.begin(), more.end());
+    also.push_back(option);
+    const Outcome o = run(small(name, also));
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.err.find("cannot be recorded"), std::string::npos) << o.err;
+    return o.err.find("replayed as CUDA graphs") != std::string::npos;
+  };
+  EXPECT_FALSE(train("eager", "train.cuda_graph=false"));
+  EXPECT_TRUE(train("replayed", "train.cuda_graph=true"));
+  expect_same_checkpoint(last(folder_ / "eager"), last(folder_ / "replayed"));
+  EXPECT_EQ(metrics(folder_ / "eager"), metrics(folder_ / "replayed"));
+  // and where the run was interrupted between, with other steps before the recording
+  EXPECT_TRUE(train("parts", "train.cuda_graph=true", {"--stop-after", "1.6"}));
+  const Outcome o = run({"train", "--resume=parts"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  expect_same_checkpoint(last(folder_ / "eager"), last(folder_ / "parts"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, Replayed,
+    testing::Values(std::vector<std::string>{"optim.name=adamw"},
+                    std::vector<std::string>{"optim.name=muon", "train.precision=bfloat16"},
+                    std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "augment.flip=true"},
+                    std::vector<std::string>{"train.precision=float16", "train.loss_scale=16777216"},
+                    std::vector<std::string>{"train.on_nonfinite=skip", "optim.clip_norm=0", "train.ema_decay=0"},
+                    // last batches that are not full, and last groups that are smaller
+                    std::vector<std::string>{"train.accumulate=2", "data.drop_last=false"},
+                    std::vector<std::string>{"train.accumulate=3", "train.precision=float16"},
+                    std::vector<std::string>{"data.drop_last=false", "model.head_dropout=0.1"},
+                    std::vector<std::string>{"model.backend=reference", "train.precision=bfloat16"}));
+
 class Training : public ProgramTest {};
 
 TEST_F(Training, PicturesResumeInMidEpochWithOtherWorkersAndCaches) {

@@ -275,7 +275,7 @@ TEST(LayerScale, ScalesEachRulesSteps) {
         parameters.emplace_back(name, p);
       }
       app::Optimizer optimizer(config, parameters, {1, 1});
-      optimizer.step(1);
+      optimizer.step({at::ones({}, at::kDouble), {}, {}});
       for (const auto& [name, p] : parameters) step[decayed][name] = p.norm().item<double>();
     }
     EXPECT_GT(step[0]["head.bias"], 0);
