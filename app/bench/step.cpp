@@ -137,7 +137,7 @@ class Marks {
 std::vector<std::pair<std::string, double>> measure_parts(Loop& loop, at::Device device, int repeats) {
   std::map<Step::Part, std::vector<double>> ms;
   Marks marks(device);
-  std::vector<Step::Part> ended;  // by mark 1, 2, ...
+  std::vector<Step::Part> ended;   // by mark 1, 2, ...
   std::vector<std::size_t> steps;  // marks before each step's
   loop.step().observe([&](Step::Part part) {
     marks.add();

@@ -74,14 +74,15 @@ int run_decoding(const BenchArguments& a) {
 // The device of the configuration, where the command line names none.
 int run_step(const BenchArguments& a) {
   if (!a.shapes.empty() || !a.dtypes.empty())
-    throw ConfigError("command line: --step: takes the shape and type of a configuration; --shapes and --dtype are not");
+    throw ConfigError(
+        "command line: --step: takes the shape and type of a configuration; --shapes and --dtype are not");
   std::vector<std::string> backends;
   for (const Backend backend : parse_backend(a.backend))
     backends.push_back(backend == Backend::kFused ? "fused" : "reference");
   const Config config = load_config(a.configs, a.overrides);
   configure_libtorch(config.train);
-  const at::Device device = a.device == "auto" ? select_device(config.train.device)
-                                               : select_device(a.device, "--device ");
+  const at::Device device =
+      a.device == "auto" ? select_device(config.train.device) : select_device(a.device, "--device ");
   std::optional<OutputFile> json;
   if (!a.json.empty()) json.emplace(a.json);
   const auto machine = bench::make_machine(device);

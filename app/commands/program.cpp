@@ -183,8 +183,9 @@ int parse_and_run(int argc, char** argv) {
 
   BenchArguments bench;
   CLI::App* bench_command =
-      program.add_subcommand("bench", "time the layer, fused and reference side by side; or the training step "
-                                      "(--step), or decoding (--data)");
+      program.add_subcommand("bench",
+                             "time the layer, fused and reference side by side; or the training step (--step), or "
+                             "decoding (--data)");
   bench_command
       ->add_option("--shapes", bench.shapes,
                    "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
@@ -223,7 +224,9 @@ int parse_and_run(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   bench_command->add_option("key=value", bench.overrides, "with --step: overrides, e.g. data.batch_size=256")
       ->option_text("...");
-  bench_command->footer("Example: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json\n         axial bench --step -c configs/bench.yaml train.precision=tf32");
+  bench_command->footer(
+      "Examples: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json\n"
+      "          axial bench --step -c configs/bench.yaml train.precision=tf32");
 
   const std::vector<Command> more = add_result_commands(program);
 

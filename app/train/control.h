@@ -1,5 +1,5 @@
-// What is decided at each update, on the device: whether loss and gradients are finite, what is skipped, when to stop,
-// the loss scale; and the counters that follow. The host reads them when it needs them (watch.h).
+// What is decided at each update, on the device: whether loss and gradients are finite, what is skipped, when to
+// stop, the loss scale; and the counters that follow. The host reads them when it needs them (watch.h).
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct Progress;
 struct Readout {
   std::int64_t updates = 0, good_in_row = 0, skipped = 0;
   double loss_scale = 1;
-  bool stopped = false;           // since an earlier update, or this one; nothing has changed from there on
-  double norm = 0, loss = 0;      // of the latest update before the stop, and of the one that stopped
+  bool stopped = false;       // since an earlier update, or this one; nothing has changed from there on
+  double norm = 0, loss = 0;  // of the latest update before the stop, and of the one that stopped
   double loss_sum = 0, hits = 0, samples = 0;  // of the epoch so far
 };
 
@@ -35,8 +35,8 @@ class Control {
   // Whether a run can go on after an update that is skipped, so that running statistics must be put back.
   bool may_skip() const { return skips_ || scales_; }
   bool scales() const { return scales_; }
-  at::Tensor scale() const;   // float64 [], float16's loss scale; else 1
-  at::Tensor sums() const;    // float64 [3], a view: the epoch's loss, correct, samples
+  at::Tensor scale() const;                      // float64 [], float16's loss scale; else 1
+  at::Tensor sums() const;                       // float64 [3], a view: the epoch's loss, correct, samples
   at::Tensor values() const { return values_; }  // float64 [kSlots], what read() takes apart
 
   // Decides on an update and moves every counter. norm: float64 [], of the gradients as they are, scaled by scale();

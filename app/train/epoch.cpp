@@ -86,8 +86,8 @@ void Trainer::fail_nonfinite(const std::string& where, const std::string& what, 
   log::progress_done();
   const std::string way_back = last_checkpoint_.empty() ? std::string("no checkpoint was written yet")
                                                         : "the last checkpoint is " + last_checkpoint_.string();
-  throw TrainError(where + " (" + std::to_string(state_.progress.updates) + " updates made): the " + what +
-                   " is " + std::to_string(value) + "; stopped, nothing of it was written; " + way_back +
+  throw TrainError(where + " (" + std::to_string(state_.progress.updates) + " updates made): the " + what + " is " +
+                   std::to_string(value) + "; stopped, nothing of it was written; " + way_back +
                    " (lower optim.lr or set train.on_nonfinite=skip)");
 }
 

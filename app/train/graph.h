@@ -15,8 +15,8 @@ class Graph {
   virtual void replay() = 0;  // on the current stream
 };
 
-// Records graphs that share one pool of memory: they are replayed in the order of their recording, and what one leaves
-// for another is held by a tensor.
+// Records graphs that share one pool of memory: they are replayed in the order of their recording, and what one
+// leaves for another is held by a tensor.
 class GraphRecorder {
  public:
   virtual ~GraphRecorder() = default;

@@ -49,9 +49,9 @@ class CudaGraphRecorder : public GraphRecorder {
   }
 
  private:
-  // libtorch leaves a broken capture half open: the allocators of both memories go on asking the graph which stream it
-  // captures. So they are told to stop, and the graph is never destroyed, in case something else still asks. What is
-  // recorded next has a pool of its own.
+  // libtorch leaves a broken capture half open: the allocators of both memories go on asking the graph which stream
+  // it captures. So they are told to stop, and the graph is never destroyed, in case something else still asks. What
+  // is recorded next has a pool of its own.
   void abandon(std::unique_ptr<CudaGraph> graph) {
     (void)graph.release();
     const auto attempt = [](const auto& call) {

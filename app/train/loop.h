@@ -1,5 +1,5 @@
-// The training loop's own class: trainer.cpp starts, ends and saves a run, epoch.cpp leads through an epoch, whose updates
-// step.h makes.
+// The training loop's own class: trainer.cpp starts, ends and saves a run, epoch.cpp leads through an epoch, whose
+// updates step.h makes.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// One update of the weights: forward and backward of its batches, the optimiser, averages, counters. The host waits for
-// nothing in it, and on a GPU it is replayed as CUDA graphs.
+// One update of the weights: forward and backward of its batches, the optimiser, averages, counters. The host waits
+// for nothing in it, and on a GPU it is replayed as CUDA graphs.
 #pragma once
 
 #include <array>
@@ -20,8 +20,9 @@
 
 namespace axial::app {
 
-// While it lives, the thread's work on a GPU goes to a stream of its own: graphs cannot be recorded on the default one,
-// and what autograd and the allocator remember of streams is the same for recorded and other steps. Nothing on a CPU.
+// While it lives, the thread's work on a GPU goes to a stream of its own: graphs cannot be recorded on the default
+// one, and what autograd and the allocator remember of streams is the same for recorded and other steps. Nothing on a
+// CPU.
 class OwnStream {
  public:
   explicit OwnStream(at::Device device);
@@ -44,8 +45,8 @@ class Step {
   void run(const std::function<data::Batch()>& next, std::int64_t micro_batches);
 
   // Learning rates and weights of the average are read on the device, from a table of the updates to come. At its end
-  // it is filled anew for those that follow the state's progress, which must be up to date then. updates: of the whole
-  // schedule.
+  // it is filled anew for those that follow the state's progress, which must be up to date then. updates: of the
+  // whole schedule.
   bool needs_rates() const { return rates_left_ == 0; }
   void fill_rates(std::int64_t updates);
 
@@ -53,7 +54,7 @@ class Step {
   // Why it is not, although it was to be; empty: no reason.
   const std::string& graph_problem() const { return graph_problem_; }
 
-  // Called at the end of each part of a step, but not in a replay (once while it is recorded).
+  // Called at the end of each part of a step; of a replay, at the end of its data and of all of it.
   void observe(std::function<void(Part)> done) { done_ = std::move(done); }
 
  private:
@@ -80,7 +81,7 @@ class Step {
 
   at::Tensor seed_;  // float32 []: the gradient that a batch's loss starts with
   std::int64_t seed_batches_ = 0;
-  at::Tensor group_sums_;                                // float64 [3], of the update's batches
+  at::Tensor group_sums_;                                   // float64 [3], of the update's batches
   std::vector<at::Tensor> statistics_, statistics_before_;  // running ones, which a skipped update must not keep
 
   bool graphs_ = false;  // wanted, and nothing has spoken against them

@@ -31,8 +31,8 @@ std::optional<Sighting> Watch::take(bool wait) {
     }
   }
   coming_.pop_front();
-  return Sighting{first.moment,
-                  Control::read(rows_.const_data_ptr<double>() + first.row * static_cast<std::size_t>(Control::kSlots))};
+  return Sighting{first.moment, Control::read(rows_.const_data_ptr<double>() +
+                                              first.row * static_cast<std::size_t>(Control::kSlots))};
 }
 
 }  // namespace axial::app

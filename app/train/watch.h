@@ -1,5 +1,5 @@
-// Values of the device that the host looks at a few updates later, when they have arrived by themselves: training does
-// not wait for them.
+// Values of the device that the host looks at a few updates later, when they have arrived by themselves: training
+// does not wait for them.
 #pragma once
 
 #include <cstddef>

@@ -67,10 +67,23 @@ TEST_F(Bench, OneBackendAlone) {
 
 TEST_F(Bench, TimesTheStepOfAConfiguration) {
   // of a set that is not there, whose shape is known
-  const std::vector<std::string> step = {"bench", "--step", "-c", config("bench.yaml"), "train.device=cpu",
-                                         "train.threads=1", "data.dataset=cifar10", "data.batch_size=3",
-                                         "train.accumulate=2", "model.dim=8", "model.heads=2", "model.depth=1",
-                                         "model.stem_stride=4", "--repeats", "3", "--json", "step.json"};
+  const std::vector<std::string> step = {"bench",
+                                         "--step",
+                                         "-c",
+                                         config("bench.yaml"),
+                                         "train.device=cpu",
+                                         "train.threads=1",
+                                         "data.dataset=cifar10",
+                                         "data.batch_size=3",
+                                         "train.accumulate=2",
+                                         "model.dim=8",
+                                         "model.heads=2",
+                                         "model.depth=1",
+                                         "model.stem_stride=4",
+                                         "--repeats",
+                                         "3",
+                                         "--json",
+                                         "step.json"};
   const Outcome o = run(step);
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(o.err, "");

@@ -88,14 +88,15 @@ TEST_F(TrainFaults, Case30_AnEvaluationThatIsNotFiniteReplacesNoCheckpoint) {
 
 TEST_P(TrainFaultsOn, Case30_ANanGradientInMidEpochStopsAtItsUpdate) {
   // A decay that makes weights a million times larger at each update: after some they are no numbers.
-  const Outcome o = run(small_here({"optim.lr=1000", "optim.weight_decay=1000", "optim.warmup=0",
-                                    "optim.schedule=constant"}));
+  const Outcome o =
+      run(small_here({"optim.lr=1000", "optim.weight_decay=1000", "optim.warmup=0", "optim.schedule=constant"}));
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("after epoch 1/3, batch "), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("no checkpoint was written yet"), std::string::npos) << o.err;
   int batch = 0, made = 0;
   const std::size_t at = o.err.rfind("after epoch 1/3, batch ");
-  ASSERT_EQ(std::sscanf(o.err.c_str() + at, "after epoch 1/3, batch %d/6 (%d updates made)", &batch, &made), 2) << o.err;
+  ASSERT_EQ(std::sscanf(o.err.c_str() + at, "after epoch 1/3, batch %d/6 (%d updates made)", &batch, &made), 2)
+      << o.err;
   EXPECT_GE(batch, 2) << "the first update begins with sound weights";
   EXPECT_EQ(made, batch - 1);
   EXPECT_TRUE(fs::is_empty(folder_ / "run" / "checkpoints"));
@@ -151,7 +152,8 @@ TEST_P(TrainFaultsOn, Case31_AnOverflowInFloat16AdvancesNothingAndTheScaleSurviv
   EXPECT_EQ(before.at("updates").get<int>() + before.at("skipped").get<int>(), 6);
   // halved once for each, and said each time
   EXPECT_EQ(before.at("loss_scale"), std::ldexp(16777216, -before.at("skipped").get<int>()));
-  EXPECT_NE(o.err.find("a gradient is not finite; update skipped, loss scale now 8388608"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("a gradient is not finite; update skipped, loss scale now 8388608"), std::string::npos)
+      << o.err;
   expect_finite(last);
   ASSERT_EQ(run({"train", "--resume=run", "--stop-after", "1.34"}).code, 0);
   const auto after = nlohmann::json::parse(app::read_safetensors(last).metadata.at("axial.progress"));

@@ -123,6 +123,9 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"train.accumulate=2", "data.drop_last=false"},
                     std::vector<std::string>{"train.accumulate=3", "train.precision=float16"},
                     std::vector<std::string>{"data.drop_last=false", "model.head_dropout=0.1"},
+                    // a width and a type that have fused kernels
+                    std::vector<std::string>{"model.dim=[64,64]", "model.heads=[4,4]", "model.relative_bias=false",
+                                             "train.precision=bfloat16"},
                     std::vector<std::string>{"model.backend=reference", "train.precision=bfloat16"}));
 
 class Training : public ProgramTest {};

@@ -163,7 +163,8 @@ class Rules : public testing::TestWithParam<const char*> {
     for (const char* name : {"blocks.0.row_qkv.weight", "blocks.0.mlp_up.weight", "blocks.0.mlp_down.weight",
                              "blocks.1.mlp_up.weight", "head.bias"}) {
       const bool bias = std::string(name) == "head.bias", qkv = std::string(name).find("qkv") != std::string::npos;
-      at::Tensor p = at::randn(bias ? std::vector<std::int64_t>{8} : std::vector<std::int64_t>{qkv ? 12 : 8, 4}, generator);
+      at::Tensor p =
+          at::randn(bias ? std::vector<std::int64_t>{8} : std::vector<std::int64_t>{qkv ? 12 : 8, 4}, generator);
       p.mutable_grad() = at::randn(p.sizes(), generator);
       parameters.emplace_back(name, p);
     }
