@@ -21,8 +21,7 @@ constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles pa
 bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }
 
 bool general(const PassProblem& problem) {
-  return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr ||
-         problem.sample_scale != nullptr;
+  return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr;
 }
 
 bool empty(const PassProblem& problem) { return problem.lines.count() == 0 || problem.lines.length == 0; }

@@ -17,7 +17,7 @@
 
 namespace axial::kernels::cuda {
 
-// kGeneral: dropout, causal lines, per-sample scale; x, dy and dx that are laid out differently.
+// kGeneral: dropout, causal lines; x, dy and dx that are laid out differently.
 template <class S, int kStrips, bool kGeneral>
 __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_constant__ PassBackwardArguments p) {
 #if AXIAL_HAS_WGMMA
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         rstd[i] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
 #pragma unroll
         for (int k = 0; k < 8; ++k) word(k) = F::pair(v[2 * k] * rstd[i], v[2 * k + 1] * rstd[i]);
-        if (kGeneral && p.sample_scale != nullptr) {
+        if (p.sample_scale != nullptr) {
           const int line = line_of(seat, tile, i);
           if (line >= 0) {
             const float scale = __ldg(
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       for (int c = 0; c < 4; ++c) {
         std::uint32_t x[4], dy[4] = {0, 0, 0, 0};
         load_tiles(at(late_seat, L::kX, m, 2 * c), x);
-        if (!kGeneral || p.sample_scale == nullptr) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy);
+        if (p.sample_scale == nullptr) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int r = i & 1;
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     std::int64_t rows[4], dy_rows[4];
     const Seat out_seat = seat_now();
     locate(out_seat, tile, kGeneral ? p.dx_strides : p.x_strides, rows);
-    if (kGeneral && p.sample_scale != nullptr) locate(out_seat, tile, p.dy_strides, dy_rows);
+    if (p.sample_scale != nullptr) locate(out_seat, tile, kGeneral ? p.dy_strides : p.x_strides, dy_rows);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (rows[i] == kNoRow) continue;
@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         uint4 v = load_shared(row + ((group_of(out_seat, j) ^ out_seat.g) << 4));
-        if (kGeneral && p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
+        if (p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
           const uint4 dy =
               *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
           const auto add = [](std::uint32_t a, std::uint32_t b) {

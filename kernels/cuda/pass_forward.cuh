@@ -13,7 +13,7 @@
 
 namespace axial::kernels::cuda {
 
-// kGeneral: relative bias, causal lines, dropout, per-sample scale. The plain kernel takes the biases of V from the
+// kGeneral: relative bias, causal lines, dropout. The plain kernel takes the biases of V from the
 // output's, where they were folded, and leaves those of K out, which softmax does not see. kStrips: of a line, of 1
 // also where lines share a strip; 0: any number.
 template <class S, bool kGeneral, int kStrips>
@@ -232,17 +232,20 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
     }
 
-    // y = x + b + O W_out^T, the sums starting at x + b; a thread's columns are neighbours (out_column).
+    // y = x + s (b + O W_out^T), the sums starting at x + s b; a thread's columns are neighbours (out_column).
     float acc[S::kDim / 2];
     constexpr int kWide = S::kDim / 32;  // blocks of 32 channels, 8 a thread; then one of 16, 4 a thread
     float scale[2] = {1, 1};
-    if constexpr (kGeneral) {
-      if (p.sample_scale != nullptr) {
-        const std::int64_t line = tile * geometry.lines_per_tile + slot;
-        const std::uint32_t sample = geometry.extent1.divide(
-            geometry.extent2.divide(static_cast<std::uint32_t>(line < geometry.lines ? line : 0)));
+    if (p.sample_scale != nullptr) {  // of b and O, so that the sums may start at x
+      const std::int64_t line = tile * geometry.lines_per_tile + slot;
+      const std::uint32_t sample = geometry.extent1.divide(
+          geometry.extent2.divide(static_cast<std::uint32_t>(line < geometry.lines ? line : 0)));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) scale[r] = __ldg(p.sample_scale + __shfl_sync(~0u, sample, g + 8 * r));
+      for (int r = 0; r < 2; ++r) scale[r] = __ldg(p.sample_scale + __shfl_sync(~0u, sample, g + 8 * r));
+#pragma unroll
+      for (int i = 0; i < S::kInner / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o[i][j] = F::pair(F::low(o[i][j]) * scale[j & 1], F::high(o[i][j]) * scale[j & 1]);
       }
     }
 #pragma unroll
@@ -256,41 +259,33 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
     }
     // x as the accumulators lie: [row][block of 32][4 pairs]
-    const auto add_x = [&] {
-#pragma unroll
-      for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          std::uint32_t x[4];
-          if (block < kWide) {
-            const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
-            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-          } else {
-            const uint2 v = *reinterpret_cast<const uint2*>(
-                shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
-            x[0] = v.x, x[1] = v.y;
+    #pragma unroll
+          for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+    #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              std::uint32_t x[4];
+              if (block < kWide) {
+                const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
+                x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+              } else {
+                const uint2 v = *reinterpret_cast<const uint2*>(
+                    shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
+                x[0] = v.x, x[1] = v.y;
+              }
+    #pragma unroll
+              for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
+                float* c = acc + 4 * (4 * block + j) + 2 * r;
+                c[0] = fmaf(c[0], scale[r], F::low(x[j]));
+                c[1] = fmaf(c[1], scale[r], F::high(x[j]));
+              }
+            }
           }
-#pragma unroll
-          for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
-            float* c = acc + 4 * (4 * block + j) + 2 * r;
-            c[0] = fmaf(c[0], scale[r], F::low(x[j]));
-            c[1] = fmaf(c[1], scale[r], F::high(x[j]));
-          }
-        }
-      }
-    };
-    if constexpr (!kGeneral) add_x();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::kInner / 16; ++i) {
       Wgmma<V, S::kDim>::rs(acc, o[i], w_out + (i / 4) * (S::kOutBlock / 16) + (i % 4) * 2, true);
     }
     wgmma_commit();
-    if constexpr (kGeneral) {
-      wgmma_wait<0>();
-      wgmma_settle(acc);
-      add_x();
-    }
     __syncwarp();  // all lanes have read x
     const auto store = [&] {
       const std::int64_t stride = p.y_strides.token;

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
         const int line = place.line_of(tile, g + 8 * r);
-        if (kGeneral && p.sample_scale != nullptr && line >= 0) {
+        if (p.sample_scale != nullptr && line >= 0) {
           const float scale = __ldg(p.sample_scale + place.sample_of(line));
 #pragma unroll
           for (int k = 0; k < 8 * kBlocks; ++k) {
