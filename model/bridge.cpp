@@ -55,8 +55,17 @@ kernels::Math math_mode(at::ScalarType type, at::Device device) {
 
 at::Tensor aligned_contiguous(const at::Tensor& t) {
   at::Tensor result = t.contiguous();
-  if (result.numel() > 0 && reinterpret_cast<std::uintptr_t>(result.const_data_ptr()) % 16 != 0) result = result.clone();
+  if (result.numel() > 0 && reinterpret_cast<std::uintptr_t>(result.const_data_ptr()) % 16 != 0)
+    result = result.clone();
   return result;
+}
+
+at::Tensor kernel_parameter(const at::Tensor& t, at::ScalarType type) {
+  return t.defined() ? aligned_contiguous(t.detach().to(accumulate_type(type))) : at::Tensor();
+}
+
+at::Tensor workspace_on(const at::Tensor& t, std::size_t bytes) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, t.options().dtype(at::kByte));
 }
 
 kernels::Lines lines_of(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis) {

@@ -28,6 +28,12 @@ kernels::Math math_mode(at::ScalarType type, at::Device device);
 // do not depend on where a tensor lies.
 at::Tensor aligned_contiguous(const at::Tensor& t);
 
+// A parameter as the kernels read it beside tensors of `type`: in the accumulate type, contiguous and aligned.
+// Undefined stays undefined.
+at::Tensor kernel_parameter(const at::Tensor& t, at::ScalarType type);
+// Bytes for a kernel to work in, on the device of t.
+at::Tensor workspace_on(const at::Tensor& t, std::size_t bytes);
+
 // The lines of x[B, H, W, ...] along an axis: rows {B, H} of W tokens, columns {B, W} of H tokens.
 kernels::Lines lines_of(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis);
 std::int64_t lines_per_sample(const kernels::Lines& lines);

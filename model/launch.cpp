@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "model/bridge.h"
@@ -104,6 +105,21 @@ std::vector<at::Tensor> differentiable_once(std::vector<at::Tensor> gradients, c
   std::size_t next = 0;
   for (at::Tensor& g : gradients) {
     if (g.defined()) g = defined[next++];
+  }
+  return gradients;
+}
+
+std::vector<at::Tensor> composed_gradients(const at::Tensor& y, const at::Tensor& dy,
+                                           const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> wanted;
+  for (const at::Tensor& t : inputs) {
+    if (t.defined() && t.requires_grad()) wanted.push_back(t);
+  }
+  const std::vector<at::Tensor> found = torch::autograd::grad({y}, wanted, {dy}, std::nullopt, /*create_graph=*/true);
+  std::vector<at::Tensor> gradients(inputs.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].defined() && inputs[i].requires_grad()) gradients[i] = found[next++];
   }
   return gradients;
 }

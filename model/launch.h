@@ -36,4 +36,9 @@ void core_backward(const CoreInputs& inputs, const CoreOptions& options, const a
 // result of a backward that ran without grad mode; does nothing unless the caller asked for create_graph.
 std::vector<at::Tensor> differentiable_once(std::vector<at::Tensor> gradients, const char* name, bool create_graph);
 
+// What a backward that is differentiated once more returns instead of a kernel's results: the gradients of `inputs`
+// (undefined where they want none) through y, which was composed of them with grad mode on.
+std::vector<at::Tensor> composed_gradients(const at::Tensor& y, const at::Tensor& dy,
+                                           const std::vector<at::Tensor>& inputs);
+
 }  // namespace axial

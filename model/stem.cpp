@@ -3,44 +3,10 @@
 #include <string>
 
 #include "model/init.h"
+#include "model/maps.h"
 #include "model/tokens.h"
 
 namespace axial {
-namespace {
-
-torch::Tensor activate(const torch::Tensor& x, Activation activation) {
-  switch (activation) {
-    case Activation::kRelu:
-      return torch::relu(x);
-    case Activation::kGelu:
-      return torch::gelu(x);
-    case Activation::kNone:
-      return x;
-  }
-  TORCH_CHECK(false, "stem: unknown activation ", static_cast<int>(activation));
-}
-
-// Batch normalisation of x[B, C, H, W] whose parameters and running statistics stay in their own type.
-// libtorch mixes 16-bit x with float32 parameters by itself; float64 beside float32 goes through copies.
-torch::Tensor batch_norm(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& norm) {
-  const auto type = x.scalar_type() == torch::kDouble ? torch::kDouble : norm.running_mean.scalar_type();
-  torch::Tensor mean = norm.running_mean.to(type), var = norm.running_var.to(type);
-  const bool training = norm.is_training();
-  const torch::Tensor y = torch::batch_norm(x, norm.weight.to(type), norm.bias.to(type), mean, var, training,
-                                            norm.options.momentum().value(), norm.options.eps(),
-                                            /*cudnn_enabled=*/true);
-  if (training) {
-    const torch::NoGradGuard no_grad;
-    norm.num_batches_tracked += 1;
-    if (type != norm.running_mean.scalar_type()) {
-      norm.running_mean.copy_(mean);
-      norm.running_var.copy_(var);
-    }
-  }
-  return y;
-}
-
-}  // namespace
 
 ImageStemImpl::ImageStemImpl(const AxialClassifierOptions& options)
     : kind_(options.stem),
@@ -84,9 +50,17 @@ ImageStemImpl::ImageStemImpl(const AxialClassifierOptions& options)
   shrink(options.stem_stride);
 }
 
-torch::Tensor ImageStemImpl::normalise(torch::Tensor x, std::size_t layer) {
-  if (!norms_.empty()) x = batch_norm(x, *norms_[layer]);
-  return activate(x, activation_);
+torch::Tensor ImageStemImpl::normalise(const torch::Tensor& x, std::size_t layer) {
+  if (norms_.empty()) return activate(x, activation_);
+  torch::nn::BatchNorm2dImpl& norm = *norms_[layer];
+  if (norm.is_training()) {
+    const torch::NoGradGuard no_grad;
+    norm.num_batches_tracked += 1;
+  }
+  return batch_norm(x,
+                    {norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.options.momentum().value(),
+                     norm.options.eps(), norm.is_training()},
+                    activation_, backend_);
 }
 
 torch::Tensor ImageStemImpl::forward(const torch::Tensor& images, const torch::Tensor& row_pos,
@@ -104,17 +78,18 @@ torch::Tensor ImageStemImpl::forward(const torch::Tensor& images, const torch::T
       images, {first.weight, first.bias, stride(first), padding(first), first_height_, first_width_},
       alone ? row_pos : torch::Tensor(), alone ? col_pos : torch::Tensor(), backend_);  // [B, H', W', C]
   if (alone) return x;
-  x = x.permute({0, 3, 1, 2});  // [B, C, H', W'] in channels-last order
   for (std::size_t i = 0; i < convs_.size(); ++i) {
     if (i > 0) {
       torch::nn::Conv2dImpl& c = *convs_[i];
-      x = torch::conv2d(x, c.weight.to(type).contiguous(torch::MemoryFormat::ChannelsLast),
-                        c.bias.defined() ? c.bias.to(type) : torch::Tensor(), stride(c), padding(c));
+      // Channels-last order, in which the maps lie and come out; no copy where the convolution keeps it.
+      x = torch::conv2d(x.permute({0, 3, 1, 2}), c.weight.to(type).contiguous(torch::MemoryFormat::ChannelsLast),
+                        c.bias.defined() ? c.bias.to(type) : torch::Tensor(), stride(c), padding(c))
+              .permute({0, 2, 3, 1})
+              .contiguous();
     }
-    if (i + 1 < convs_.size()) x = torch::max_pool2d(x, 3, 2, 1);
+    if (i + 1 < convs_.size()) x = max_pool(x, backend_);
     x = normalise(x, i);
   }
-  x = x.permute({0, 2, 3, 1}).contiguous();  // [B, H', W', D]; no copy where the convolution kept the order
   return row_pos.defined() ? add_positions(x, row_pos, col_pos, backend_) : x;
 }
 

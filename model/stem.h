@@ -24,7 +24,7 @@ class ImageStemImpl : public torch::nn::Module {
   std::pair<std::int64_t, std::int64_t> grid() const { return {height_, width_}; }  // H', W'
 
  private:
-  torch::Tensor normalise(torch::Tensor x, std::size_t layer);
+  torch::Tensor normalise(const torch::Tensor& x, std::size_t layer);  // x [B, H, W, C]
 
   Stem kind_;
   Activation activation_;

@@ -1,11 +1,11 @@
 #include "model/tokens.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/tokens.h"
 #include "model/bridge.h"
+#include "model/launch.h"
 
 namespace axial {
 namespace {
@@ -13,33 +13,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor accumulated(const at::Tensor& t, at::ScalarType type) {  // as the kernels take parameters
-  return t.defined() ? aligned_contiguous(t.detach().to(accumulate_type(type))) : at::Tensor();
-}
-
 const void* data_or_null(const at::Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
 
-at::Tensor workspace_on(const at::Tensor& t, std::size_t bytes) {
-  return at::empty({static_cast<std::int64_t>(bytes)}, t.options().dtype(at::kByte));
-}
-
 std::optional<at::Tensor> optional_of(const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
-
-// The gradients of `inputs` (undefined where they are not wanted) through y, which was computed from them with grad
-// mode on, as something that can be differentiated again.
-variable_list composed_gradients(const at::Tensor& y, const at::Tensor& dy, const variable_list& inputs) {
-  variable_list wanted;
-  for (const at::Tensor& t : inputs) {
-    if (t.defined() && t.requires_grad()) wanted.push_back(t);
-  }
-  const variable_list found = torch::autograd::grad({y}, wanted, {dy}, std::nullopt, /*create_graph=*/true);
-  variable_list gradients(inputs.size());
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].defined() && inputs[i].requires_grad()) gradients[i] = found[next++];
-  }
-  return gradients;
-}
 
 // --- the stem --------------------------------------------------------------------------------------
 
@@ -99,9 +75,9 @@ class StemFunction : public torch::autograd::Function<StemFunction> {
     const c10::OptionalDeviceGuard guard(images_any.device());
     const auto type = images_any.scalar_type();
     const at::Tensor images = aligned_contiguous(images_any);
-    const at::Tensor w = accumulated(weight, type), b = accumulated(bias.value_or(at::Tensor()), type),
-                     row = accumulated(row_pos.value_or(at::Tensor()), type),
-                     col = accumulated(col_pos.value_or(at::Tensor()), type);
+    const at::Tensor w = kernel_parameter(weight, type), b = kernel_parameter(bias.value_or(at::Tensor()), type),
+                     row = kernel_parameter(row_pos.value_or(at::Tensor()), type),
+                     col = kernel_parameter(col_pos.value_or(at::Tensor()), type);
     StemConvolution c = geometry;
     c.weight = weight;
     kernels::StemProblem problem = stem_problem(images, c);
@@ -170,8 +146,8 @@ class PositionsFunction : public torch::autograd::Function<PositionsFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& row_pos,
                             const at::Tensor& col_pos) {
     const c10::OptionalDeviceGuard guard(x_any.device());
-    const at::Tensor x = aligned_contiguous(x_any), row = accumulated(row_pos, x.scalar_type()),
-                     col = accumulated(col_pos, x.scalar_type());
+    const at::Tensor x = aligned_contiguous(x_any), row = kernel_parameter(row_pos, x.scalar_type()),
+                     col = kernel_parameter(col_pos, x.scalar_type());
     at::Tensor y = at::empty_like(x);
     check_status(kernels::cuda::add_positions(positions_problem(x), x.const_data_ptr(), row.const_data_ptr(),
                                               col.const_data_ptr(), y.mutable_data_ptr(), current_stream(x.device())),

@@ -17,15 +17,15 @@ namespace axial::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kBlocks = 768;  // enough to keep a card's memory busy
+constexpr int kBlocks = 768;           // enough to keep a card's memory busy
+constexpr int kBackwardBlocks = 1056;  // which need no second stage
 
-// Chunks of the widest token that a type has, and the tokens that a group loads before it works on the first.
+// Chunks of the widest token that a type has, and the tokens that a group works on at once. Narrow tokens are loaded
+// while those before them are worked on.
 template <class T>
 inline constexpr int kMaxChunks = static_cast<int>(kMaxTokenDim) / (32 * Vector<T>::kSize);
-template <int kChunks, bool kBackward>
-inline constexpr int kTogether = kChunks > 1 ? 1
-                                 : kBackward ? 2
-                                             : 4;
+template <int kChunks>
+inline constexpr int kTogether = kChunks > 1 ? 1 : 2;
 
 template <class T>
 struct PoolParameters {
@@ -40,16 +40,15 @@ struct PoolParameters {
 
 template <class T, int kChunks>
 struct Token {
-  Vector<T> v[kChunks];
+  Packed<T> v[kChunks];
   __device__ __forceinline__ void load(const T* token, int lane, int lanes, int vectors, bool live) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int i = lane + c * lanes;
       if (live && i < vectors) {
-        v[c] = reinterpret_cast<const Vector<T>*>(token)[i];
+        v[c] = reinterpret_cast<const Packed<T>*>(token)[i];
       } else {  // adds nothing to any sum
-#pragma unroll
-        for (int k = 0; k < Vector<T>::kSize; ++k) v[c].x[k] = T(0.f);
+        v[c] = {};
       }
     }
   }
@@ -67,7 +66,7 @@ __device__ __forceinline__ void group_sums(A (&values)[kCount], int lanes) {
 template <class T, int kChunks, bool kBackward>
 __global__ void __launch_bounds__(kThreads) pool_kernel(PoolParameters<T> p) {
   using A = Accumulator<T>;
-  constexpr int kSize = Vector<T>::kSize, kCount = kTogether<kChunks, kBackward>;
+  constexpr int kSize = Vector<T>::kSize, kCount = kTogether<kChunks>;
   extern __shared__ __align__(16) unsigned char shared[];
   const int vectors = p.dim / kSize, thread = static_cast<int>(threadIdx.x), lane = thread & (p.lanes - 1);
   const int group = thread / p.lanes, groups = kThreads / p.lanes;
@@ -75,8 +74,17 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(PoolParameters<T> p) {
   const int first = part * p.part_tokens, end = min(first + p.part_tokens, p.tokens);
   const A scale = A(1) / p.dim;
   const std::int64_t start = std::int64_t{sample} * p.tokens * p.dim;
+  Token<T, kChunks> next[kCount];
+  const auto load = [&](int base) {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      const int token = base + u * groups + group;
+      next[u].load(p.x + start + std::int64_t{token} * p.dim, lane, p.lanes, vectors, token < end);
+    }
+  };
   await_previous();
   release_next();
+  if constexpr (kChunks == 1) load(first);
 
   A own[kChunks][kSize];  // sums, or the gradient of each token's x_hat
   A mean_g = 0;
@@ -104,20 +112,19 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(PoolParameters<T> p) {
 
   // All lanes of a warp stay in the loop together: shuffles name the whole warp.
   for (int base = first; base < end; base += groups * kCount) {
+    if constexpr (kChunks > 1) load(base);
     Token<T, kChunks> x[kCount];
     A mean[kCount], square[kCount], product[kCount];
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      const int token = base + u * groups + group;
-      x[u].load(p.x + start + std::int64_t{token} * p.dim, lane, p.lanes, vectors, token < end);
-    }
+    for (int u = 0; u < kCount; ++u) x[u] = next[u];
+    if constexpr (kChunks == 1) load(base + groups * kCount);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       mean[u] = square[u] = product[u] = 0;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) mean[u] += static_cast<A>(x[u].v[c].x[k]);
+        for (int k = 0; k < kSize; ++k) mean[u] += x[u].v[c][k];
       }
     }
     group_sums<kCount>(mean, p.lanes);
@@ -129,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(PoolParameters<T> p) {
         if (lane + c * p.lanes < vectors) {
 #pragma unroll
           for (int k = 0; k < kSize; ++k) {
-            const A d = static_cast<A>(x[u].v[c].x[k]) - mean[u];
+            const A d = x[u].v[c][k] - mean[u];
             square[u] += d * d;
             if constexpr (kBackward) product[u] += own[c][k] * d;
           }
@@ -152,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(PoolParameters<T> p) {
             Vector<T> v;
 #pragma unroll
             for (int k = 0; k < kSize; ++k) {
-              const A d = static_cast<A>(x[u].v[c].x[k]) - mean[u];
+              const A d = x[u].v[c][k] - mean[u];
               v.x[k] = static_cast<T>(rstd * (own[c][k] - mean_g - d * slope));
             }
             dx[i] = v;
@@ -162,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(PoolParameters<T> p) {
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-          for (int k = 0; k < kSize; ++k) own[c][k] += (static_cast<A>(x[u].v[c].x[k]) - mean[u]) * rstd;
+          for (int k = 0; k < kSize; ++k) own[c][k] += (x[u].v[c][k] - mean[u]) * rstd;
         }
       }
     }
@@ -221,12 +228,11 @@ int lanes_of(std::int64_t dim, int size) {
 
 std::int64_t rounds(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
 
-// Forward: whole rounds of a block a part.
-int forward_parts(const PoolProblem& problem) {
+int parts_of(const PoolProblem& problem, int blocks) {
   const int size = 16 / static_cast<int>(element_size(problem.dtype));
   const std::int64_t groups = kThreads / lanes_of(problem.dim, size);
-  const std::int64_t wanted = std::max<std::int64_t>(1, kBlocks / std::max<std::int64_t>(problem.samples, 1));
-  return static_cast<int>(std::min(wanted, rounds(problem.tokens, 2 * groups)));
+  const std::int64_t wanted = std::max<std::int64_t>(1, blocks / std::max<std::int64_t>(problem.samples, 1));
+  return static_cast<int>(std::min(wanted, rounds(problem.tokens, kTogether<1> * groups)));
 }
 
 template <class T, bool kBackward>
@@ -241,18 +247,16 @@ Status run(const PoolProblem& problem, const void* g, void* out, void* workspace
   p.lanes = lanes_of(problem.dim, Vector<T>::kSize);
   p.eps = static_cast<A>(problem.eps);
   const bool one = p.lanes * Vector<T>::kSize >= p.dim;
-  const int groups = kThreads / p.lanes;
   if constexpr (kBackward) {
     p.dx = static_cast<T*>(out);
     p.out = nullptr;
-    p.part_tokens = 2 * groups * kTogether<1, true>;
-    p.parts = static_cast<int>(rounds(problem.tokens, p.part_tokens));
+    p.parts = parts_of(problem, kBackwardBlocks);
   } else {
     p.dx = nullptr;
-    p.parts = forward_parts(problem);
+    p.parts = parts_of(problem, kBlocks);
     p.out = static_cast<A*>(p.parts == 1 ? out : workspace);
-    p.part_tokens = static_cast<int>(rounds(problem.tokens, p.parts));
   }
+  p.part_tokens = static_cast<int>(rounds(problem.tokens, p.parts));
   const std::int64_t blocks = problem.samples * p.parts;
   if (blocks > kMaxBlocks) {
     return failure(Code::kUnsupported, "%s: %lld samples of %lld tokens need more than 2^31 blocks", what,
@@ -287,7 +291,7 @@ Status dispatch(const PoolProblem& problem, const void* g, void* out, void* work
 
 std::size_t pool_workspace(const PoolProblem& problem) {
   if (problem.samples == 0 || !supported(problem).ok()) return 0;
-  const int parts = forward_parts(problem);
+  const int parts = parts_of(problem, kBlocks);
   if (parts == 1) return 0;
   return static_cast<std::size_t>(problem.samples * parts * problem.dim) * accumulator_size(problem.dtype);
 }

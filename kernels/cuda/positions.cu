@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(kThreads, 6) positions_kernel(PositionsParamet
 #pragma unroll
     for (int k = 0; k < kSize; ++k) own[k] = row[k] + col[k];
   }
-  const Vector<T>* x = reinterpret_cast<const Vector<T>*>(p.x) + column;
+  const Packed<T>* x = reinterpret_cast<const Packed<T>*>(p.x) + column;
   Vector<T>* y = reinterpret_cast<Vector<T>*>(p.y) + column;
   for (std::int64_t b = first; b < end; b += kTogether) {
-    Vector<T> v[kTogether];
+    Packed<T> v[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       if (b + u < end) v[u] = x[(b + u) * p.columns];
@@ -63,11 +63,12 @@ __global__ void __launch_bounds__(kThreads, 6) positions_kernel(PositionsParamet
       if (b + u >= end) break;
       if constexpr (kBackward) {
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) own[k] += static_cast<A>(v[u].x[k]);
+        for (int k = 0; k < kSize; ++k) own[k] += v[u][k];
       } else {
+        Vector<T> sum;
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) v[u].x[k] = static_cast<T>(static_cast<A>(v[u].x[k]) + own[k]);
-        y[(b + u) * p.columns] = v[u];
+        for (int k = 0; k < kSize; ++k) sum.x[k] = static_cast<T>(v[u][k] + own[k]);
+        y[(b + u) * p.columns] = sum;
       }
     }
   }

@@ -147,7 +147,12 @@ Status stem(const StemProblem& problem, void* y, cudaStream_t stream) {
     return failure(Code::kInvalid, "stem: pass both row_pos and col_pos or neither");
   }
   if (problem.samples == 0) return {};
-  if (Status status = validate_operands("stem", {problem.images, problem.weight, y}); !status.ok()) return status;
+  const auto optional = [&](const void* operand) { return operand != nullptr ? operand : y; };
+  if (Status status = validate_operands("stem", {problem.images, problem.weight, y, optional(problem.bias),
+                                                 optional(problem.row_pos), optional(problem.col_pos)});
+      !status.ok()) {
+    return status;
+  }
   return for_kernels(problem, [&](auto kernels) {
     using K = decltype(kernels);
     const StemPlan plan = plan_of(problem, K::kPositions, K::kChannels, K::kForwardBlocks);

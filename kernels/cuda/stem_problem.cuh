@@ -63,6 +63,26 @@ __device__ __forceinline__ Accumulator<V> stem_offset(const StemArguments<V>& p,
   return sum;
 }
 
+// The same of eight channels from a multiple of eight.
+template <class V>
+__device__ __forceinline__ void stem_offsets(const StemArguments<V>& p, int position, int channel,
+                                             Accumulator<V> (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = 0;
+  if (channel >= p.dim || position >= p.positions) return;
+  const auto add = [&](const Accumulator<V>* from) {
+    Accumulator<V> more[8];
+    load_values(more, from + channel);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] += more[i];
+  };
+  if (p.row_pos != nullptr) {
+    add(p.row_pos + static_cast<std::int64_t>(position / p.out_width) * p.dim);
+    add(p.col_pos + static_cast<std::int64_t>(position % p.out_width) * p.dim);
+  }
+  if (p.bias != nullptr) add(p.bias);
+}
+
 template <class K>
 __global__ void __launch_bounds__(K::kThreads, K::kForwardResident)
     stem_forward_kernel(StemArguments<typename K::Value> p) {

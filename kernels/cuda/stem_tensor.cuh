@@ -50,26 +50,6 @@ struct StemTensor {
     }
     await_previous();
     release_next();
-    typename E::B weight[kSteps][kTiles];
-    float start[kTiles][4];
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      const int tile = channel + j / 4 * 32 + j % 4 * 2;
-      const int own = tile + g / 2 * 8 + g % 2;  // the channel of column g
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int tap = 16 * s + 2 * t + 8 * half;
-          const float* w = p.weight + static_cast<std::int64_t>(own) * p.taps;
-          const float low = own < p.dim && tap < p.taps ? w[tap] : 0.f;
-          const float high = own < p.dim && tap + 1 < p.taps ? w[tap + 1] : 0.f;
-          weight[s][j].x[half] = pack(low, high, Value{});
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) start[j][i] = stem_offset(p, position + i / 2 * 8, tile + t * 8 + i % 2);
-    }
     const auto* images = reinterpret_cast<const std::uint16_t*>(p.images);
     const std::int64_t tokens = static_cast<std::int64_t>(p.positions) * p.dim;
     const auto load = [&](std::uint32_t(&pixels)[kSteps][2][4], std::int64_t b) {
@@ -81,6 +61,33 @@ struct StemTensor {
     };
     std::uint32_t next[kSteps][2][4] = {};
     if (block.first + warp < block.end) load(next, block.first + warp);
+    typename E::B weight[kSteps][kTiles];
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const int own = channel + j / 4 * 32 + j % 4 * 2 + g / 2 * 8 + g % 2;  // the channel of column g
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int tap = 16 * s + 2 * t + 8 * half;
+          const float* w = p.weight + static_cast<std::int64_t>(own) * p.taps;
+          const float low = own < p.dim && tap < p.taps ? w[tap] : 0.f;
+          const float high = own < p.dim && tap + 1 < p.taps ? w[tap + 1] : 0.f;
+          weight[s][j].x[half] = pack(low, high, Value{});
+        }
+      }
+    }
+    float start[kTiles][4];  // channels 8 t .. 8 t + 7 of each 32, of positions g and g + 8
+#pragma unroll
+    for (int q = 0; q < kTiles / 4; ++q) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float values[8];
+        stem_offsets(p, position + 8 * r, channel + 32 * q + 8 * t, values);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) start[4 * q + i / 2][2 * r + i % 2] = values[i];
+      }
+    }
     for (std::int64_t b = block.first + warp; b < block.end; b += kWarps) {
       typename E::A a[kSteps];
 #pragma unroll

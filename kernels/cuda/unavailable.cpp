@@ -1,4 +1,5 @@
 // The CUDA side of a build without CUDA.
+#include "kernels/maps.h"
 #include "kernels/mlp.h"
 #include "kernels/pass.h"
 #include "kernels/tokens.h"
@@ -88,5 +89,22 @@ Status stem_backward(const StemProblem&, const void*, const StemGradients&, void
 }
 
 Status pixels(const PixelsProblem&, void*, CUstream_st*) { return unavailable(); }
+
+Status max_pool(const MaxPoolProblem&, const void*, void*, std::uint8_t*, CUstream_st*) { return unavailable(); }
+
+Status max_pool_backward(const MaxPoolProblem&, const void*, const std::uint8_t*, void*, CUstream_st*) {
+  return unavailable();
+}
+
+std::size_t batch_norm_workspace(const BatchNormProblem&) { return 0; }
+
+Status batch_norm(const BatchNormProblem&, const RunningStatistics&, void*, void*, void*, std::size_t, CUstream_st*) {
+  return unavailable();
+}
+
+Status batch_norm_backward(const BatchNormProblem&, const void*, const void*, void*, void*, void*, std::size_t,
+                           CUstream_st*) {
+  return unavailable();
+}
 
 }  // namespace axial::kernels::cuda

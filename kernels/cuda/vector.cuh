@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace axial::kernels::cuda {
 
@@ -23,6 +24,25 @@ template <class T>
 struct alignas(16) Vector {
   static constexpr int kSize = 16 / sizeof(T);
   T x[kSize];
+};
+
+// Sixteen bytes as they were loaded; a value is unpacked where it is used. (A Vector of 16-bit values tends to be
+// unpacked at once, which costs twice the registers.)
+template <class T>
+struct alignas(16) Packed {
+  static constexpr int kSize = 16 / sizeof(T);
+  std::uint32_t word[4];
+  __device__ __forceinline__ Accumulator<T> operator[](int k) const {
+    if constexpr (sizeof(T) == 8) {
+      return __hiloint2double(static_cast<int>(word[2 * k + 1]), static_cast<int>(word[2 * k]));
+    } else if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(word[k]);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return __uint_as_float(k % 2 == 0 ? word[k / 2] << 16 : word[k / 2] & 0xffff0000u);
+    } else {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(word[k / 2] >> (k % 2 * 16))));
+    }
+  }
 };
 
 __device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
