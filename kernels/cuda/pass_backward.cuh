@@ -172,24 +172,26 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         rstd[i] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
 #pragma unroll
         for (int k = 0; k < 8; ++k) word(k) = F::pair(v[2 * k] * rstd[i], v[2 * k + 1] * rstd[i]);
-        if (p.sample_scale != nullptr) {
-          const int line = line_of(seat, tile, i);
-          if (line >= 0) {
-            const float scale = __ldg(
-                p.sample_scale + geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line))));
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-              std::uint32_t& u = reinterpret_cast<std::uint32_t*>(&gr[2 * i])[k];
-              u = F::pair(F::low(u) * scale, F::high(u) * scale);
-            }
-          }
-        }
         const std::uint32_t row = base + (seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g) * 128;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const std::uint32_t to = row + ((group_of(seat, j) ^ seat.g) << 4);
           store_shared(to + L::kX, xr[2 * i + j]);
           store_shared(to + L::kDy, gr[2 * i + j]);
+        }
+      }
+      if (p.sample_scale != nullptr) {  // in a loop of its own: what few runs need must not take registers of all
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+          const int line = line_of(seat, tile, i >> 1);
+          if (line < 0) continue;
+          const float scale = __ldg(
+              p.sample_scale + geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line))));
+          const std::uint32_t at = base + L::kDy + (seat.row0 + (i >> 2) * 64 + (i >> 1 & 1) * 8 + seat.g) * 128 +
+                                   ((group_of(seat, i & 1) ^ seat.g) << 4);
+          uint4 v = load_shared(at);
+          const auto times = [scale](std::uint32_t u) { return F::pair(F::low(u) * scale, F::high(u) * scale); };
+          store_shared(at, make_uint4(times(v.x), times(v.y), times(v.z), times(v.w)));
         }
       }
     }
@@ -369,26 +371,39 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         store_tiles(at(late_seat, L::kX, m, 2 * c), out[m][c][0], out[m][c][1], out[m][c][2], out[m][c][3]);
     }
     __syncwarp();
-    std::int64_t rows[4], dy_rows[4];
+    std::int64_t rows[4];
     const Seat out_seat = seat_now();
     locate(out_seat, tile, kGeneral ? p.dx_strides : p.x_strides, rows);
-    if (p.sample_scale != nullptr) locate(out_seat, tile, kGeneral ? p.dy_strides : p.x_strides, dy_rows);
+    const auto row_at = [&](int i, int j) {
+      return base + L::kX + (out_seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + out_seat.g) * 128 +
+             ((group_of(out_seat, j) ^ out_seat.g) << 4);
+    };
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (rows[i] == kNoRow) continue;
-      const std::uint32_t row = base + L::kX + (out_seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + out_seat.g) * 128;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        uint4 v = load_shared(row + ((group_of(out_seat, j) ^ out_seat.g) << 4));
-        if (p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
+        *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) =
+            load_shared(row_at(i, j));
+      }
+    }
+    if (p.sample_scale != nullptr) {  // dy itself is missing: in the tile it is scaled
+      std::int64_t dy_rows[4];
+      locate(out_seat, tile, kGeneral ? p.dy_strides : p.x_strides, dy_rows);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (rows[i] == kNoRow) continue;
+#pragma unroll 1
+        for (int j = 0; j < 2; ++j) {
+          const uint4 v = load_shared(row_at(i, j));
           const uint4 dy =
               *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
           const auto add = [](std::uint32_t a, std::uint32_t b) {
             return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
           };
-          v = make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
+          *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) =
+              make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
         }
-        *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) = v;
       }
     }
     __syncwarp();
