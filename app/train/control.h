@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "app/config/config.h"
+#include "kernels/update.h"
 
 namespace axial::app {
 
@@ -21,11 +22,13 @@ struct Readout {
   double loss_sum = 0, hits = 0, samples = 0;  // of the epoch so far
 };
 
-// Of one update; scalars on the device.
+// Of one update; scalars on the device, which the next one overwrites.
 struct Verdict {
   at::Tensor good;     // bool: all is finite, and nothing was stopped
   at::Tensor skip;     // float32, 1 where it is not
   at::Tensor divisor;  // float32: what unscales and clips the gradients; undefined: nothing does
+  at::Tensor factor;   // float64, of the learning rates
+  at::Tensor average;  // float32: the weight of the average, 0 where the update is skipped
 };
 
 class Control {
@@ -40,20 +43,20 @@ class Control {
   at::Tensor values() const { return values_; }  // float64 [kSlots], what read() takes apart
 
   // Decides on an update and moves every counter. norm: float64 [], of the gradients as they are, scaled by scale();
-  // group_sums: float64 [3], loss, correct and samples of the update's batches.
-  Verdict judge(const at::Tensor& norm, const at::Tensor& group_sums);
+  // group_sums: float64 [3], loss, correct and samples of the update's batches. rates: float64 [n, 2], factor and
+  // average's weight of updates to come, and row: int64 [1], the next one's, which is counted up.
+  Verdict judge(const at::Tensor& norm, const at::Tensor& group_sums, const at::Tensor& rates, const at::Tensor& row);
 
   void load(const Progress& progress);  // everything but the sums
   static Readout read(const double* values);
 
-  enum Slot { kUpdates, kGoodInRow, kSkipped, kStopped, kScale, kNorm, kLoss, kSums, kSlots = kSums + 3 };
+  static constexpr int kSlots = kernels::kUpdateSlots;
 
  private:
-  at::Tensor slot(Slot slot) const;
-
-  bool stops_, skips_, scales_;
-  double clip_norm_;
+  kernels::UpdateRules rules_;
+  bool skips_, scales_;
   at::Tensor values_;
+  Verdict verdict_;
 };
 
 }  // namespace axial::app

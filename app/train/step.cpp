@@ -188,15 +188,11 @@ void Step::forward_backward(const at::Tensor& images, const at::Tensor& labels, 
 
 void Step::finish() {
   at::NoGradGuard no_grad;
-  const Verdict verdict = state_.control.judge(state_.optimizer.gradient_norm(), group_sums_);
-  const at::Tensor rates = rates_.index_select(0, row_).select(0, 0);
-  state_.optimizer.step({rates.select(0, 0), verdict.divisor, verdict.skip});
+  const Verdict verdict = state_.control.judge(state_.optimizer.gradient_norm(), group_sums_, rates_, row_);
+  state_.optimizer.step({verdict.factor, verdict.divisor, verdict.skip});
   for (std::size_t i = 0; i < statistics_.size(); ++i)
     statistics_[i].copy_(at::where(verdict.good, statistics_[i], statistics_before_[i]));
-  if (state_.ema) {
-    state_.ema->update(state_.tensors, rates.select(0, 1).mul(verdict.good).to(at::kFloat));
-  }
-  row_.add_(verdict.good);
+  if (state_.ema) state_.ema->update(state_.tensors, verdict.average);
 }
 
 }  // namespace axial::app

@@ -3,6 +3,7 @@
 #include "kernels/mlp.h"
 #include "kernels/pass.h"
 #include "kernels/tokens.h"
+#include "kernels/update.h"
 
 namespace axial::kernels::cuda {
 
@@ -106,5 +107,7 @@ Status batch_norm_backward(const BatchNormProblem&, const void*, const void*, vo
                            CUstream_st*) {
   return unavailable();
 }
+
+Status judge_update(const UpdateRules&, const UpdateState&, CUstream_st*) { return unavailable(); }
 
 }  // namespace axial::kernels::cuda

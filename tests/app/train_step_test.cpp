@@ -37,8 +37,12 @@ class Counting : public testing::Test {
   }
   // An update of four samples, two of them hits; the verdict's `good`.
   bool update(double norm, double loss) {
-    verdict_ = control_->judge(at::full({}, norm, at::kDouble), at::tensor({4 * loss, 2.0, 4.0}, at::kDouble));
+    const std::int64_t row = row_.item<std::int64_t>();
+    verdict_ = control_->judge(at::full({}, norm, at::kDouble), at::tensor({4 * loss, 2.0, 4.0}, at::kDouble), rates_, row_);
     const bool good = verdict_.good.item<bool>();
+    EXPECT_EQ(verdict_.factor.item<double>(), static_cast<double>(row));
+    EXPECT_EQ(verdict_.average.item<float>(), good ? static_cast<float>(row) / 2 : 0);
+    EXPECT_EQ(row_.item<std::int64_t>(), row + (good ? 1 : 0));
     EXPECT_EQ(verdict_.skip.item<float>(), good ? 0 : 1);
     return good;
   }
@@ -46,6 +50,9 @@ class Counting : public testing::Test {
 
   std::optional<Control> control_;
   app::Verdict verdict_;
+  // Of update i: a factor of i, a weight of i / 2.
+  at::Tensor row_ = at::zeros({1}, at::kLong),
+             rates_ = at::stack({at::arange(4096, at::kDouble), at::arange(4096, at::kDouble).div(2)}, 1).contiguous();
 };
 
 TEST_F(Counting, StopsForGoodAtTheFirstThatIsNotFinite) {
@@ -327,7 +334,7 @@ TEST(Graphs, AStepThatCannotBeRecordedRuns) {
   };
   for (const std::int64_t accumulate : {1, 2}) {
     const std::vector<at::Tensor> eager = train(false, accumulate, kNever);
-    EXPECT_EQ(eager[0][Control::kUpdates].item<double>(), 8);
+    EXPECT_EQ(eager[0][kernels::kUpdates].item<double>(), 8);
     for (int fails_in = kNever; fails_in < accumulate; ++fails_in) {
       const std::vector<at::Tensor> other = train(true, accumulate, fails_in);
       ASSERT_EQ(eager.size(), other.size());
