@@ -1,4 +1,5 @@
 // The CUDA side of a build without CUDA.
+#include "kernels/loss.h"
 #include "kernels/maps.h"
 #include "kernels/mlp.h"
 #include "kernels/pass.h"
@@ -109,5 +110,7 @@ Status batch_norm_backward(const BatchNormProblem&, const void*, const void*, vo
 }
 
 Status judge_update(const UpdateRules&, const UpdateState&, CUstream_st*) { return unavailable(); }
+
+Status softmax_loss(const LossProblem&, const LossOutput&, CUstream_st*) { return unavailable(); }
 
 }  // namespace axial::kernels::cuda

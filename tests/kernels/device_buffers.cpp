@@ -23,9 +23,12 @@ DeviceBuffers::~DeviceBuffers() {
 
 void* DeviceBuffers::put(const std::shared_ptr<Bytes>& buffer, bool fill) {
   if (buffer == nullptr) return nullptr;
-  if (device_ == Device::kCpu) return buffer->data();
   for (auto& [known, address] : buffers_) {
     if (known == buffer) return address;
+  }
+  if (device_ == Device::kCpu) {
+    buffers_.emplace_back(buffer, buffer->data());  // lives as long as its copy on a device would
+    return buffer->data();
   }
   void* address = nullptr;
   if (!buffer->empty()) note(cudaMalloc(&address, buffer->size()), "cudaMalloc", error_);
@@ -35,6 +38,7 @@ void* DeviceBuffers::put(const std::shared_ptr<Bytes>& buffer, bool fill) {
 }
 
 void DeviceBuffers::refresh(const std::shared_ptr<Bytes>& buffer) {
+  if (device_ == Device::kCpu) return;
   for (auto& [known, address] : buffers_) {
     if (known != buffer || address == nullptr) continue;
     note(cudaMemcpy(address, buffer->data(), buffer->size(), cudaMemcpyHostToDevice), "upload", error_);
@@ -66,7 +70,9 @@ const char* unavailable(const Backend& backend) {
 
 DeviceBuffers::~DeviceBuffers() = default;
 void* DeviceBuffers::put(const std::shared_ptr<Bytes>& buffer, bool) {
-  return buffer == nullptr || device_ == Device::kCuda ? nullptr : buffer->data();
+  if (buffer == nullptr || device_ == Device::kCuda) return nullptr;
+  buffers_.emplace_back(buffer, buffer->data());
+  return buffer->data();
 }
 void DeviceBuffers::refresh(const std::shared_ptr<Bytes>&) {}
 std::string DeviceBuffers::fetch() { return error_; }
