@@ -70,8 +70,9 @@ std::vector<Key> make_schema() {
       "hidden width of the MLP as a multiple of dim");
   add("model.position", FIELD(model.position), "true", any(), "",
       "learned row and column position embeddings after the stem", "pos_embed");
-  add("model.relative_bias", FIELD(model.relative_bias), "true", any(), "",
-      "learned relative position bias per head and axis, added to the scores", "rel_pos");
+  add("model.relative_bias", FIELD(model.relative_bias), "false", any(), "",
+      "learned relative position bias per head and axis, added to the scores; a GPU then trains on slower kernels",
+      "rel_pos");
   add("model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
       "the axis along which a block attends first");
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",
