@@ -6,6 +6,24 @@
 
 namespace axial::app {
 
+at::Tensor batch_loss(const at::Tensor& logits, const data::Batch& batch, double label_smoothing) {
+  const auto loss = [&](const at::Tensor& target) {
+    return at::cross_entropy_loss(logits, target, {}, at::Reduction::Mean, -100, label_smoothing);
+  };
+  if (!batch.weights.defined()) return loss(batch.labels);
+  // Of probabilities, [n, classes]: linear in them.
+  const at::Tensor classes = at::arange(logits.size(1), batch.labels.options()).view({1, -1});
+  const at::Tensor weights = batch.weights.to(logits.scalar_type()).view({-1, 1});
+  const at::Tensor own = classes.eq(batch.labels.view({-1, 1})).mul(weights);
+  const at::Tensor partners = classes.eq(batch.partner_labels.view({-1, 1})).mul(at::rsub(weights, 1));
+  return loss(own.add(partners));
+}
+
+at::Tensor heavier_labels(const data::Batch& batch) {
+  if (!batch.weights.defined()) return batch.labels;
+  return at::where(batch.weights.ge(0.5), batch.labels, batch.partner_labels);
+}
+
 at::Tensor batch_sums(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& mean_loss) {
   at::NoGradGuard no_grad;
   const auto n = static_cast<double>(labels.size(0));

@@ -169,6 +169,33 @@ TEST(BatchSums, Case32_AMeanIsOverSamplesNotOverBatches) {
   EXPECT_DOUBLE_EQ(sums[1].item<double>(), 4);
 }
 
+TEST(BatchLoss, OfMixedSamplesIsThatOfBothLabelsByTheirWeights) {
+  at::Generator generator = at::detail::createCPUGenerator(3);
+  data::Batch batch;
+  batch.labels = at::tensor({0, 1, 2, 3, 4}, at::kLong);
+  batch.partner_labels = batch.labels.flip(0);  // the third is mixed with one of its own class
+  batch.weights = at::tensor({1.0f, 0.75f, 0.5f, 0.25f, 0.0f}, at::kFloat);
+  for (const double smoothing : {0.0, 0.1}) {
+    const at::Tensor a = at::randn({5, 6}, generator).requires_grad_(true);
+    const at::Tensor b = a.detach().clone().requires_grad_(true);
+    const at::Tensor loss = app::batch_loss(a, batch, smoothing);
+    const auto each = [&](const at::Tensor& labels) {
+      return at::cross_entropy_loss(b, labels, {}, at::Reduction::None, -100, smoothing);
+    };
+    const at::Tensor expected =
+        (batch.weights * each(batch.labels) + (1 - batch.weights) * each(batch.partner_labels)).mean();
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+    loss.backward();
+    expected.backward();
+    EXPECT_TRUE(at::allclose(a.grad(), b.grad(), 1e-5, 1e-7));
+    data::Batch plain;
+    plain.labels = batch.labels;
+    EXPECT_TRUE(at::equal(app::batch_loss(a, plain, smoothing),
+                          at::cross_entropy_loss(a, batch.labels, {}, at::Reduction::Mean, -100, smoothing)));
+  }
+  EXPECT_TRUE(at::equal(app::heavier_labels(batch), at::tensor({0, 1, 2, 1, 0}, at::kLong)));
+}
+
 TEST(Schedule, WarmsUpAndEndsWhereItShould) {
   app::OptimConfig c = app::load_config({}, {"optim.warmup=0.1", "optim.final_lr=0.01"}).optim;
   EXPECT_DOUBLE_EQ(app::learning_rate_factor(c, 0, 100), 0.1);
