@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "data/mix.h"
 #include "data/random.h"
 #include "kernels/tokens.h"
 
@@ -170,7 +171,7 @@ at::Tensor pixels_composed(const at::Tensor& images, const at::Tensor& table, co
 }
 
 at::Tensor pixels_on_device(const at::Tensor& images, const at::Tensor& table, const at::Tensor& samples,
-                            const at::Tensor& rows) {
+                            const at::Tensor& rows, const at::Tensor& mixes) {
 #if AXIAL_WITH_CUDA
   kernels::PixelsProblem problem;
   problem.count = samples.size(0);
@@ -188,13 +189,15 @@ at::Tensor pixels_on_device(const at::Tensor& images, const at::Tensor& table, c
     problem.table = table.const_data_ptr();
     problem.samples = samples.const_data_ptr<std::int64_t>();
     problem.rows = rows.defined() ? rows.const_data_ptr<std::int64_t>() : nullptr;
+    problem.mixes = mixes.defined() ? mixes.const_data_ptr<std::int64_t>() : nullptr;
     const kernels::Status status = kernels::cuda::pixels(
         problem, out.mutable_data_ptr(), c10::cuda::getCurrentCUDAStream(images.device().index()).stream());
     if (!status.ok()) throw DataError(std::string("batches: ") + status.message);
     return out;
   }
 #endif
-  return pixels_composed(images, table, samples, rows);
+  const at::Tensor pixels = pixels_composed(images, table, samples, rows);
+  return mixes.defined() ? mix_composed(pixels, mixes) : pixels;
 }
 
 void pack_map(const PixelMap& map, std::int64_t* out) {

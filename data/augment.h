@@ -33,9 +33,10 @@ at::Tensor normalisation_table(const std::vector<double>& mean, const std::vecto
 at::Tensor pixels_on_cpu(const at::Tensor& images, const at::Tensor& table, const std::int64_t* samples,
                          std::int64_t n, const std::vector<PixelMap>& maps);
 
-// The same on any device, by the kernel of kernels/tokens.h on CUDA. Arguments as of pixels_composed.
+// The same on any device, by the kernel of kernels/tokens.h on CUDA. Arguments as of pixels_composed; then they are mixed
+// as mix_composed does it, unless `mixes` is undefined.
 at::Tensor pixels_on_device(const at::Tensor& images, const at::Tensor& table, const at::Tensor& samples,
-                            const at::Tensor& rows);
+                            const at::Tensor& rows, const at::Tensor& mixes);
 
 // The same from tensor operations on the images' device: images uint8 [N, C, H, W], table [C, 256] and
 // samples int64 [n] on it; rows int64 [n, 8] on it (pack_maps) or undefined for no augmentation.

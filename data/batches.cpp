@@ -1,6 +1,7 @@
 #include "data/batches.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "data/augment.h"
+#include "data/mix.h"
 #include "data/random.h"
 
 namespace axial::data {
@@ -60,6 +62,11 @@ void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype
     refuse(set, "erase areas " + std::to_string(augment.erase_min_area) + " to " +
                     std::to_string(augment.erase_max_area) + ", expected 0 <= min <= max <= 1");
   }
+  if (!(augment.mixup >= 0 && augment.cutmix >= 0 && augment.mix_probability >= 0 && augment.mix_probability <= 1)) {
+    refuse(set, "mixup " + std::to_string(augment.mixup) + ", cutmix " + std::to_string(augment.cutmix) +
+                    " with probability " + std::to_string(augment.mix_probability) +
+                    ", expected 0 or more and a probability");
+  }
   const std::int64_t size = set.size();
   if (size == 0) refuse(set, "holds no samples");
   if (options.drop_last && size < options.batch_size) {
@@ -67,6 +74,9 @@ void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype
                     " when a smaller last batch is dropped; lower the batch size or keep the last batch");
   }
 }
+
+// The first is mixed with the last, as in timm: which samples these are is random already.
+std::int64_t partner_of(std::int64_t i, std::int64_t n) { return n - 1 - i; }
 
 // Fisher-Yates.
 void shuffle(std::int64_t* order, std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
@@ -178,40 +188,74 @@ Batch Batches::get(std::int64_t epoch, std::int64_t index) {
   }
   Batch batch;
   batch.index = samples_of(epoch, index);
-  const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
-
-  const bool augmented = options_.augment.any();
   const std::uint64_t key = stream_key(options_.seed, static_cast<std::uint64_t>(epoch), Stream::kAugment);
-  const auto map_of = [&](std::int64_t i) { return draw_map(options_.augment, key, samples[i], height_, width_); };
   const at::Tensor images = loader_ ? decoded(epoch, index) : images_;
   if (device_.is_cpu()) {
-    std::vector<PixelMap> maps;
-    maps.reserve(static_cast<std::size_t>(n));
-    for (std::int64_t i = 0; augmented && i < n; ++i) maps.push_back(map_of(i));
-    // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
-    const at::Tensor positions = loader_ ? at::arange(n, at::kLong) : batch.index;
-    batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
-    batch.labels = labels_.index_select(0, batch.index);
-    if (loader_ && n == options_.batch_size) spare_.push_back(images);
-    return batch;
+    make_on_cpu(images, key, batch);
+    if (loader_ && batch.index.size(0) == options_.batch_size) spare_.push_back(images);
+  } else {
+    make_on_device(images, key, batch);
   }
-  // Samples, positions and maps travel in one copy, from pinned memory so that the host does not wait for the device.
-  const std::int64_t before = loader_ ? 2 * n : n;  // positions of their own only where they are not the samples
-  const std::int64_t words = before + (augmented ? kPackedColumns * n : 0);
-  at::Tensor host = at::empty({words}, at::TensorOptions(at::kLong).pinned_memory(device_.is_cuda()));
-  std::int64_t* out = std::copy_n(samples, n, host.mutable_data_ptr<std::int64_t>());
-  if (loader_) {
-    std::iota(out, out + n, std::int64_t{0});
-    out += n;
-  }
-  for (std::int64_t i = 0; augmented && i < n; ++i) pack_map(map_of(i), out + i * kPackedColumns);
-  const at::Tensor there = host.to(device_, /*non_blocking=*/true);
-  const at::Tensor rows =
-      augmented ? there.narrow(0, before, kPackedColumns * n).view({n, kPackedColumns}) : at::Tensor();
-  batch.images =
-      pixels_on_device(images.to(device_, /*non_blocking=*/true), table_, there.narrow(0, before - n, n), rows);
-  batch.labels = labels_.index_select(0, there.narrow(0, 0, n));
   return batch;
+}
+
+void Batches::make_on_cpu(const at::Tensor& images, std::uint64_t key, Batch& batch) const {
+  const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
+  std::vector<PixelMap> maps;
+  maps.reserve(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; options_.augment.any() && i < n; ++i) {
+    maps.push_back(draw_map(options_.augment, key, samples[i], height_, width_));
+  }
+  // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
+  const at::Tensor positions = loader_ ? at::arange(n, at::kLong) : batch.index;
+  batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
+  batch.labels = labels_.index_select(0, batch.index);
+  if (!options_.augment.mixes()) return;
+  std::vector<Mix> mixes;
+  batch.weights = at::empty({n}, at::kFloat);
+  float* weights = batch.weights.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < n; ++i) {
+    mixes.push_back(draw_mix(options_.augment, key, samples[i], height_, width_));
+    mixes.back().partner = partner_of(i, n);
+    weights[i] = mixes.back().weight;
+  }
+  batch.images = mix_on_cpu(batch.images, mixes);
+  batch.partner_labels = batch.labels.flip(0);
+}
+
+void Batches::make_on_device(const at::Tensor& images, std::uint64_t key, Batch& batch) const {
+  const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
+  const bool augmented = options_.augment.any(), mixed = options_.augment.mixes();
+  // Everything travels in one copy, from pinned memory so that the host does not wait for the device.
+  std::int64_t words = 0;
+  const auto part = [&](bool wanted, std::int64_t size) { return std::exchange(words, words + (wanted ? size : 0)); };
+  const std::int64_t at_samples = part(true, n);
+  const std::int64_t at_positions = loader_ ? part(true, n) : at_samples;  // of their own only where they differ
+  const std::int64_t at_maps = part(augmented, kPackedColumns * n), at_mixes = part(mixed, kMixColumns * n);
+  const std::int64_t at_weights = part(mixed, (n + 1) / 2);  // float32, two a word
+  const at::Tensor host = at::empty({words}, at::TensorOptions(at::kLong).pinned_memory(device_.is_cuda()));
+  std::int64_t* const out = host.mutable_data_ptr<std::int64_t>();
+  std::copy_n(samples, n, out + at_samples);
+  if (loader_) std::iota(out + at_positions, out + at_positions + n, std::int64_t{0});
+  for (std::int64_t i = 0; augmented && i < n; ++i) {
+    pack_map(draw_map(options_.augment, key, samples[i], height_, width_), out + at_maps + i * kPackedColumns);
+  }
+  for (std::int64_t i = 0; mixed && i < n; ++i) {
+    Mix mix = draw_mix(options_.augment, key, samples[i], height_, width_);
+    mix.partner = partner_of(i, n);
+    pack_mix(mix, out + at_mixes + i * kMixColumns);
+    std::memcpy(reinterpret_cast<char*>(out + at_weights) + i * sizeof(float), &mix.weight, sizeof(float));
+  }
+  const at::Tensor there = host.to(device_, /*non_blocking=*/true);
+  const auto table = [&](bool wanted, std::int64_t first, std::int64_t columns) {
+    return wanted ? there.narrow(0, first, n * columns).view({n, columns}) : at::Tensor();
+  };
+  batch.images = pixels_on_device(images.to(device_, /*non_blocking=*/true), table_, there.narrow(0, at_positions, n),
+                                  table(augmented, at_maps, kPackedColumns), table(mixed, at_mixes, kMixColumns));
+  batch.labels = labels_.index_select(0, there.narrow(0, at_samples, n));
+  if (!mixed) return;
+  batch.partner_labels = batch.labels.flip(0);
+  batch.weights = there.narrow(0, at_weights, (n + 1) / 2).view(at::kFloat).narrow(0, 0, n);
 }
 
 }  // namespace axial::data

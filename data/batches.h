@@ -24,7 +24,12 @@ struct AugmentOptions {
   // Random resized crop (RandomCrop in picture.h), of sets of image files alone; least and greatest, scale 0: off.
   double scale[2] = {0, 0}, ratio[2] = {0.75, 4.0 / 3};
   bool crops() const { return scale[1] > 0; }
+  // Mixing with another sample of the batch, each sample with its own draws (timm's mode elem): of mixup (Zhang et al.
+  // 2018) and CutMix (Yun et al. 2019) the parameter of Beta(alpha, alpha), 0: off; with both on, either with
+  // probability 1/2. Others stay as they are with probability 1 - mix_probability.
+  double mixup = 0, cutmix = 0, mix_probability = 1;
   bool any() const { return pad_crop > 0 || flip || erase > 0; }
+  bool mixes() const { return (mixup > 0 || cutmix > 0) && mix_probability > 0; }
 };
 
 struct BatchOptions {
@@ -41,6 +46,9 @@ struct Batch {
   at::Tensor images;  // [n, channels, H, W] normalised, in the type asked for, on the set's device
   at::Tensor labels;  // int64 [n]
   at::Tensor index;   // int64 [n] positions in the data set (CPU)
+  // Where samples are mixed, else undefined: the label of the one that each was mixed with, int64 [n], and what its own
+  // counts, float32 [n]; the partner's counts the rest.
+  at::Tensor partner_labels, weights;
 };
 
 // A permutation of [0, size), int64 on the CPU, from (seed, epoch) alone.
@@ -68,6 +76,8 @@ class Batches {
   at::Tensor samples_of(std::int64_t epoch, std::int64_t index);  // int64 [n], CPU
   Coming start(std::int64_t epoch, std::int64_t index);
   at::Tensor decoded(std::int64_t epoch, std::int64_t index);
+  void make_on_cpu(const at::Tensor& images, std::uint64_t key, Batch& batch) const;
+  void make_on_device(const at::Tensor& images, std::uint64_t key, Batch& batch) const;
 
   std::string name_;
   at::Device device_;

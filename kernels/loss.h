@@ -2,7 +2,7 @@
 // forward and its backward.
 //
 //   p = softmax(z)      t = (1 - smoothing) (w e[label] + (1 - w) e[partner]) + smoothing / C
-//   loss = sum over c of -t[c] log p[c]            d z = scale (p - t)
+//   loss = sum over c of -t[c] log p[c]            d z = factor scale (p - t)
 //
 // (Label smoothing: Szegedy et al. 2016, section 7; pairs of labels: Zhang et al. 2018, "mixup".) A sample is a hit
 // where the largest logit, the first of equals, is that of the label that weighs more. The contract of kernels.h holds
@@ -22,7 +22,8 @@ struct LossProblem {
   const std::int64_t* partners = nullptr;  // [B], optional: none is a weight of 1
   const float* weights = nullptr;          // [B], of the labels; with partners
   double smoothing = 0;                    // [0, 1)
-  const float* scale = nullptr;            // one number in the device's memory; null: 1
+  double factor = 1;
+  const float* scale = nullptr;  // one number in the device's memory; null: 1
 };
 
 struct LossOutput {

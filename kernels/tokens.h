@@ -66,7 +66,7 @@ struct StemGradients {
 };
 
 // Output pixel (y, x) is table[channel][byte] of input row y + dy and column (flip ? width - 1 - x : x) + dx, or of
-// byte 0 where that lies outside; then 0 within the box. Values are copied, never computed with.
+// byte 0 where that lies outside; then 0 within the box. Values are copied, and computed with where samples are mixed.
 struct PixelsProblem {
   std::int64_t count = 0;  // n, samples of the batch
   std::int64_t channels = 0, height = 0, width = 0;
@@ -76,6 +76,10 @@ struct PixelsProblem {
   const std::int64_t* samples = nullptr;  // [n], each in [0, N)
   // [n, 8]: dy, dx, flip, box_y, box_x, box_y + box_h, box_x + box_w, 0; null: pixels as they are.
   const std::int64_t* rows = nullptr;
+  // [n, 6]: p, the bits of a float32 w, y, x, end_y, end_x; null: no mixing. Where the box holds pixels, those in it are
+  // sample p's of the batch; else pixels are w * own + (1 - w) * p's, in float32 (of float64: float64) with each
+  // operation rounded.
+  const std::int64_t* mixes = nullptr;
 };
 Status supported(const PixelsProblem& problem);
 

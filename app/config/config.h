@@ -53,6 +53,8 @@ struct AugmentConfig {
   double erase;
   std::vector<double> erase_area;    // least, greatest
   std::vector<double> scale, ratio;  // random resized crop: least and greatest area and proportions; scale empty: off
+  double mixup, cutmix;              // alpha; 0: off
+  double mix_probability;            // that a sample is mixed, where one of them is on
 };
 
 struct OptimConfig {

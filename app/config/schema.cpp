@@ -162,6 +162,14 @@ std::vector<Key> make_schema() {
       "(random resized crop; decodes it anew each time); empty: off", "rrc random_resized_crop");
   add("augment.ratio", FIELD(augment.ratio), "[0.75, 1.3333333333333333]", list(above(0, 100), 2, 2), "",
       "least and greatest proportions of that part, relative to the wanted ones");
+  add("augment.mixup", FIELD(augment.mixup), "0", real(0, 1000), "",
+      "mix images and labels of two samples, in proportions from Beta(alpha, alpha) for each sample; 0: off; with cutmix "
+      "on too, half of the samples take either", "mixup_alpha mix_up");
+  add("augment.cutmix", FIELD(augment.cutmix), "0", real(0, 1000), "",
+      "replace a rectangle of each image by another sample's, of an area from Beta(alpha, alpha), and labels in "
+      "proportion; 0: off", "cutmix_alpha cut_mix");
+  add("augment.mix_probability", FIELD(augment.mix_probability), "1", real(0, 1), "",
+      "probability that a sample is mixed, where mixup or cutmix is on", "mixup_prob cutmix_prob");
 
   add("optim.name", FIELD(optim.name), "adamw", one_of({"sgd", "adamw", "muon"}), "",
       "optimiser; muon takes the matrices and AdamW the rest", "optimizer optimiser opt type");

@@ -8,7 +8,7 @@ namespace axial::app {
 
 std::vector<Prediction> predictions_of(const at::Tensor& logits, const at::Tensor& labels) {
   const at::Tensor z = logits.to(at::kCPU, at::kDouble).contiguous(), y = labels.to(at::kCPU, at::kLong).contiguous();
-  const at::Tensor probability = z.softmax(1), chosen = logits.argmax(1).cpu();  // as batch_sums chooses
+  const at::Tensor probability = z.softmax(1), chosen = logits.argmax(1).cpu();  // as batch_loss chooses
   const std::int64_t classes = z.size(1);
   const double* scores = z.const_data_ptr<double>();
   const double* p = probability.const_data_ptr<double>();
@@ -35,7 +35,7 @@ SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches) {
   for (std::int64_t i = 0; i < batches.per_epoch(); ++i) {
     const data::Batch batch = batches.get(0, i);
     const at::Tensor logits = model.forward(batch.images).to(at::kFloat);
-    const at::Tensor part = batch_sums(logits, batch.labels, at::cross_entropy_loss(logits, batch.labels));
+    const at::Tensor part = batch_loss(logits, batch, 0).sums;
     sums = sums.defined() ? sums + part : part;
     const std::vector<Prediction> these = predictions_of(logits, batch.labels);
     result.each.insert(result.each.end(), these.begin(), these.end());

@@ -256,6 +256,9 @@ data::BatchOptions batch_options(const Config& config, const ImageSpec& spec, bo
     o.augment.erase_max_area = config.augment.erase_area[1];
     for (std::size_t i = 0; i < config.augment.scale.size(); ++i) o.augment.scale[i] = config.augment.scale[i];
     for (std::size_t i = 0; i < 2; ++i) o.augment.ratio[i] = config.augment.ratio[i];
+    o.augment.mixup = config.augment.mixup;
+    o.augment.cutmix = config.augment.cutmix;
+    o.augment.mix_probability = config.augment.mix_probability;
   }
   o.loader.workers = config.data.workers;
   o.loader.prefetch = config.data.prefetch;

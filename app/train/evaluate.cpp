@@ -2,16 +2,44 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/loss.h"
+#include "model/bridge.h"
 #include "model/classifier.h"
 
 namespace axial::app {
 
-at::Tensor batch_sums(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& mean_loss) {
+BatchLoss batch_loss(const at::Tensor& given, const data::Batch& batch, double label_smoothing, const at::Tensor& seed) {
   at::NoGradGuard no_grad;
-  const auto n = static_cast<double>(labels.size(0));
-  const at::Tensor correct = logits.argmax(1).eq(labels).sum().to(at::kDouble);
-  return at::stack({mean_loss.detach().to(at::kDouble) * n, correct,
-                    at::full({}, n, at::TensorOptions(logits.device()).dtype(at::kDouble))});
+  const at::Tensor logits = given.detach().contiguous();
+  const c10::OptionalDeviceGuard guard(logits.device());
+  kernels::LossProblem problem;
+  problem.samples = logits.size(0);
+  problem.classes = logits.size(1);
+  problem.dtype = kernel_type(logits.scalar_type());
+  problem.logits = logits.const_data_ptr();
+  problem.labels = batch.labels.const_data_ptr<std::int64_t>();
+  if (batch.weights.defined()) {
+    problem.partners = batch.partner_labels.const_data_ptr<std::int64_t>();
+    problem.weights = batch.weights.const_data_ptr<float>();
+  }
+  problem.smoothing = label_smoothing;
+  BatchLoss loss;
+  const at::TensorOptions doubles = logits.options().dtype(at::kDouble);
+  loss.sums = at::empty({3}, doubles);
+  const at::Tensor per_sample = at::empty({2 * problem.samples}, doubles);
+  kernels::LossOutput output;
+  output.sums = loss.sums.mutable_data_ptr<double>();
+  output.per_sample = per_sample.mutable_data_ptr<double>();
+  if (seed.defined()) {
+    loss.d_logits = at::empty_like(logits);
+    output.d_logits = loss.d_logits.mutable_data_ptr();
+    problem.factor = 1 / static_cast<double>(problem.samples);
+    problem.scale = seed.const_data_ptr<float>();
+  }
+  check_status(logits.is_cuda() ? kernels::cuda::softmax_loss(problem, output, current_stream(logits.device()))
+                                : kernels::cpu::softmax_loss(problem, output, executor()),
+               "loss");
+  return loss;
 }
 
 Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches) {
@@ -21,9 +49,7 @@ Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches) {
   at::Tensor sums;
   for (std::int64_t i = 0; i < batches.per_epoch(); ++i) {
     const data::Batch batch = batches.get(0, i);
-    const at::Tensor logits = model.forward(batch.images).to(at::kFloat);
-    const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels);
-    const at::Tensor part = batch_sums(logits, batch.labels, loss);
+    const at::Tensor part = batch_loss(model.forward(batch.images), batch, 0).sums;
     sums = sums.defined() ? sums + part : part;
   }
   model.train(training);

@@ -19,6 +19,9 @@ namespace {
 constexpr std::int64_t kRates = 4096;
 // Steps of each kind before it is recorded: libraries choose algorithms and take workspace in them.
 constexpr std::int64_t kEagerRuns = 3;
+// What a step reads of a batch.
+constexpr at::Tensor data::Batch::*kInputs[] = {&data::Batch::images, &data::Batch::labels,
+                                                &data::Batch::partner_labels, &data::Batch::weights};
 
 [[maybe_unused]] std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -91,14 +94,14 @@ void Step::run(const std::function<data::Batch()>& next, std::int64_t micro_batc
                                  : first ? kFirst
                                          : kNext,
                                  batch, full && (first || gradients_recorded_),
-                                 [&](const at::Tensor& images, const at::Tensor& labels) {
+                                 [&](const data::Batch& given) {
                                    if (first) begin();
-                                   forward_backward(images, labels, first);
+                                   forward_backward(given, first);
                                    if (whole) finish();
                                  });
     if (first) gradients_recorded_ = replayed;
   }
-  if (!whole) launch(kFinish, batch, gradients_recorded_, [&](const at::Tensor&, const at::Tensor&) { finish(); });
+  if (!whole) launch(kFinish, batch, gradients_recorded_, [&](const data::Batch&) { finish(); });
   done(Part::kUpdate);
 }
 
@@ -108,13 +111,14 @@ bool Step::launch(Piece piece, const data::Batch& batch, bool may_replay, const 
   const bool ready = recorded_[piece] || runs_[piece] >= kEagerRuns;
   if (!graphs_ || !may_replay || !ready || (!recorded_[piece] && !record(piece, batch, body))) {
     runs_[piece] += 1;
-    body(batch.images, batch.labels);
+    body(batch);
     return false;
   }
   if (piece != kFinish) {
     at::NoGradGuard no_grad;
-    images_.copy_(batch.images);
-    labels_.copy_(batch.labels);
+    for (const auto part : kInputs) {
+      if ((batch.*part).defined()) (inputs_.*part).copy_(batch.*part);
+    }
   }
   if (first && !gradients_recorded_) {  // a step that was not replayed came in between
     const auto parameters = state_.model->parameters(true);
@@ -130,15 +134,16 @@ bool Step::record([[maybe_unused]] Piece piece, [[maybe_unused]] const data::Bat
 #if defined(AXIAL_WITH_CUDA)
   try {
     if (!recorder_) {
-      images_ = at::empty_like(batch.images);
-      labels_ = at::empty_like(batch.labels);
+      for (const auto part : kInputs) {
+        if ((batch.*part).defined()) inputs_.*part = at::empty_like(batch.*part);
+      }
       // The graphs have memory of their own: what earlier steps kept would be held a second time.
       state_.optimizer.zero_grad();
       c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
       at::getDeviceAllocator(device_.type())->emptyCache();
       recorder_ = make_graph_recorder(device_);
     }
-    recorded_[piece] = recorder_->record([&] { body(images_, labels_); });
+    recorded_[piece] = recorder_->record([&] { body(inputs_); });
     if (piece == kWhole || piece == kFirst) {
       gradients_.clear();
       for (const at::Tensor& parameter : state_.model->parameters(true)) gradients_.push_back(parameter.grad());
@@ -154,7 +159,7 @@ bool Step::record([[maybe_unused]] Piece piece, [[maybe_unused]] const data::Bat
   // What was recorded goes, except for gradients that this update may have begun with.
   recorded_ = {};
   gradients_.clear();
-  images_ = labels_ = at::Tensor();
+  inputs_ = {};
 #endif
   return false;
 }
@@ -165,23 +170,21 @@ void Step::begin() {
   for (std::size_t i = 0; i < statistics_.size(); ++i) statistics_before_[i].copy_(statistics_[i]);
 }
 
-void Step::forward_backward(const at::Tensor& images, const at::Tensor& labels, bool first) {
+void Step::forward_backward(const data::Batch& batch, bool first) {
   // The pass keeps what it was given for its backward: the counter advances in another tensor.
   const RandomState random{state_.rng.clone(), 0};
   {
     at::NoGradGuard no_grad;
     state_.rng.select(0, 1).add_(1);
   }
-  const at::Tensor logits = state_.model->forward(images, random).to(at::kFloat);
-  const at::Tensor loss =
-      at::cross_entropy_loss(logits, labels, {}, at::Reduction::Mean, -100, config_.train.label_smoothing);
+  const at::Tensor logits = state_.model->forward(batch.images, random);
+  const BatchLoss loss = batch_loss(logits, batch, config_.train.label_smoothing, seed_);
   done(Part::kForward);
-  loss.backward(seed_);
-  const at::Tensor sums = batch_sums(logits, labels, loss);
+  logits.backward(loss.d_logits);
   if (first) {
-    group_sums_.copy_(sums);
+    group_sums_.copy_(loss.sums);
   } else {
-    group_sums_.add_(sums);
+    group_sums_.add_(loss.sums);
   }
   done(Part::kBackward);
 }

@@ -60,12 +60,12 @@ class Step {
  private:
   // What is recorded as a graph of its own: a step of one batch as a whole; of several, the batches and the rest.
   enum Piece { kWhole, kFirst, kNext, kFinish, kPieces };
-  using Body = std::function<void(const at::Tensor& images, const at::Tensor& labels)>;
+  using Body = std::function<void(const data::Batch& batch)>;
 
   bool launch(Piece piece, const data::Batch& batch, bool may_replay, const Body& body);
   bool record(Piece piece, const data::Batch& batch, const Body& body);
   void begin();
-  void forward_backward(const at::Tensor& images, const at::Tensor& labels, bool first);
+  void forward_backward(const data::Batch& batch, bool first);
   void finish();
   void done(Part part) const {
     if (done_) done_(part);
@@ -90,7 +90,7 @@ class Step {
   std::array<std::unique_ptr<Graph>, kPieces> recorded_;
   std::array<std::int64_t, kPieces> runs_{};
   // What the graphs read: a batch is copied here. (A loader that is given these to write to saves the copy.)
-  at::Tensor images_, labels_;
+  data::Batch inputs_;
   std::vector<at::Tensor> gradients_;  // where the graphs write them, in the order of the model's parameters
   bool gradients_recorded_ = false;    // the parameters' gradients are those
 

@@ -84,7 +84,7 @@ void one_sample(const LossProblem& q, const LossOutput& out, std::int64_t sample
   out.per_sample[2 * sample + 1] = place == (weight >= A{0.5} ? label : partner) ? 1 : 0;
   if (out.d_logits == nullptr) return;
   auto* d = static_cast<typename Type::Stored*>(out.d_logits) + sample * classes;
-  const A scale = q.scale != nullptr ? static_cast<A>(*q.scale) : A{1};
+  const A scale = static_cast<A>(q.factor) * (q.scale != nullptr ? static_cast<A>(*q.scale) : A{1});
   for (std::int64_t c = 0; c < classes; ++c) {
     const A target = each + (c == label ? first : A{0}) + (pairs && c == partner ? second : A{0});
     const A g = std::exp(Type::load(z[c]) - largest) / sum - target;

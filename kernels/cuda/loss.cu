@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(32 * kWarps) loss_kernel(LossArguments p) {
     p.output.per_sample[2 * sample + 1] = place == (weight >= A{0.5} ? label : partner) ? 1 : 0;
   }
   if (p.output.d_logits == nullptr) return;
-  const A scale = q.scale != nullptr ? static_cast<A>(*q.scale) : A{1}, inverse = 1 / sum;
+  const A scale = static_cast<A>(q.factor) * (q.scale != nullptr ? static_cast<A>(*q.scale) : A{1}), inverse = 1 / sum;
   T* d = static_cast<T*>(p.output.d_logits) + sample * classes;
   for (int c = lane; c < classes; c += 32) {
     const A target = each + (c == label ? first : A{0}) + (c == partner && q.partners != nullptr ? second : A{0});

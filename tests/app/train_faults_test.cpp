@@ -160,13 +160,45 @@ TEST_P(TrainFaultsOn, Case31_AnOverflowInFloat16AdvancesNothingAndTheScaleSurviv
   EXPECT_LE(after.at("loss_scale"), before.at("loss_scale"));
 }
 
-TEST(BatchSums, Case32_AMeanIsOverSamplesNotOverBatches) {
-  // losses 1,1,1,1 and 5 in batches of 4 and 1
-  const at::Tensor logits = at::zeros({4, 3}), one = at::zeros({1, 3});
-  const at::Tensor sums = app::batch_sums(logits, at::zeros({4}, at::kLong), at::ones({})) +
-                          app::batch_sums(one, at::ones({1}, at::kLong), at::full({}, 5.0));
-  EXPECT_DOUBLE_EQ(sums[0].item<double>() / sums[2].item<double>(), 1.8);
+TEST(BatchLoss, Case32_AMeanIsOverSamplesNotOverBatches) {
+  data::Batch four, one;
+  four.labels = at::zeros({4}, at::kLong);
+  one.labels = at::ones({1}, at::kLong);
+  const at::Tensor sums = app::batch_loss(at::zeros({4, 3}), four, 0).sums +
+                          app::batch_loss(at::tensor({{0.0f, -8.0f, 0.0f}}), one, 0).sums;
+  const double alone = 8 + std::log(2 + std::exp(-8.0)), expected = (4 * std::log(3.0) + alone) / 5;
+  EXPECT_NEAR(sums[0].item<double>() / sums[2].item<double>(), expected, 1e-6);
   EXPECT_DOUBLE_EQ(sums[1].item<double>(), 4);
+}
+
+TEST(BatchLoss, IsLibtorchsWithItsGradient) {
+  at::Generator generator = at::detail::createCPUGenerator(3);
+  data::Batch batch;
+  batch.labels = at::tensor({0, 1, 2, 3, 4}, at::kLong);
+  batch.partner_labels = batch.labels.flip(0);  // the third is mixed with one of its own class
+  batch.weights = at::tensor({1.0f, 0.75f, 0.5f, 0.25f, 0.0f}, at::kFloat);
+  for (const double smoothing : {0.0, 0.1}) {
+    for (const bool mixed : {true, false}) {
+      const at::Tensor a = at::randn({5, 6}, generator).requires_grad_(true);
+      data::Batch given;
+      given.labels = batch.labels;
+      if (mixed) given = batch;
+      const app::BatchLoss loss = app::batch_loss(a, given, smoothing, at::full({}, 0.5f));
+      const auto each = [&](const at::Tensor& labels) {
+        return at::cross_entropy_loss(a, labels, {}, at::Reduction::None, -100, smoothing);
+      };
+      const at::Tensor expected =
+          (mixed ? batch.weights * each(batch.labels) + (1 - batch.weights) * each(batch.partner_labels)
+                 : each(batch.labels))
+              .mean();
+      EXPECT_NEAR(loss.sums[0].item<double>() / 5, expected.item<double>(), 1e-6);
+      const at::Tensor heavier = mixed ? at::tensor({0, 1, 2, 1, 0}, at::kLong) : batch.labels;
+      EXPECT_EQ(loss.sums[1].item<double>(), a.argmax(1).eq(heavier).sum().item<double>());
+      (0.5 * expected).backward();
+      EXPECT_TRUE(at::allclose(loss.d_logits, a.grad(), 1e-5, 1e-7));
+      EXPECT_FALSE(app::batch_loss(a, given, smoothing).d_logits.defined());
+    }
+  }
 }
 
 TEST(Schedule, WarmsUpAndEndsWhereItShould) {

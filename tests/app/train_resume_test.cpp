@@ -81,6 +81,8 @@ INSTANTIATE_TEST_SUITE_P(
                                              "train.keep_best=2", "train.patience=2", "train.eval_metric=loss"},
                     std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "optim.nesterov=true",
                                              "augment.flip=true", "augment.erase=0.5", "train.precision=bfloat16"},
+                    std::vector<std::string>{"augment.mixup=0.8", "augment.cutmix=1", "augment.mix_probability=0.9",
+                                             "train.accumulate=2"},
                     std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
                     std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
                     std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
@@ -117,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(std::vector<std::string>{"optim.name=adamw"},
                     std::vector<std::string>{"optim.name=muon", "train.precision=bfloat16"},
                     std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "augment.flip=true"},
+                    std::vector<std::string>{"augment.mixup=0.8", "augment.cutmix=1", "augment.mix_probability=0.9"},
+                    std::vector<std::string>{"augment.mixup=0.8", "train.accumulate=2", "data.drop_last=false"},
                     std::vector<std::string>{"train.precision=float16", "train.loss_scale=16777216"},
                     std::vector<std::string>{"train.on_nonfinite=skip", "optim.clip_norm=0", "train.ema_decay=0"},
                     // last batches that are not full, and last groups that are smaller

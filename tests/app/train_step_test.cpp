@@ -296,7 +296,7 @@ TEST(Graphs, AStepThatCannotBeRecordedRuns) {
   const at::Device device(at::kCUDA, 0);
   const app::OwnStream stream(device);
   constexpr int kNever = -1;
-  const auto train = [&](bool graph, std::int64_t accumulate, int fails_in) {
+  const auto train = [&](bool graph, std::int64_t accumulate, int fails_in, bool mixed = false) {
     const app::Config config =
         app::load_config({std::string(AXIAL_SOURCE_DIR) + "/configs/smoke.yaml"},
                          {"data.batch_size=6", "train.accumulate=" + std::to_string(accumulate),
@@ -320,6 +320,10 @@ TEST(Graphs, AStepThatCannotBeRecordedRuns) {
         data::Batch made;
         made.images = at::randn({6, 1, 20, 16}, generator).to(device);
         made.labels = at::arange(6, at::kLong).remainder(3).to(device);
+        if (mixed) {
+          made.partner_labels = made.labels.flip(0);
+          made.weights = at::rand({6}, generator).to(device);
+        }
         return made;
       };
       step.run(next, accumulate);
@@ -333,13 +337,15 @@ TEST(Graphs, AStepThatCannotBeRecordedRuns) {
     return result;
   };
   for (const std::int64_t accumulate : {1, 2}) {
-    const std::vector<at::Tensor> eager = train(false, accumulate, kNever);
-    EXPECT_EQ(eager[0][kernels::kUpdates].item<double>(), 8);
-    for (int fails_in = kNever; fails_in < accumulate; ++fails_in) {
-      const std::vector<at::Tensor> other = train(true, accumulate, fails_in);
-      ASSERT_EQ(eager.size(), other.size());
-      for (std::size_t i = 0; i < eager.size(); ++i)
-        EXPECT_TRUE(at::equal(eager[i], other[i])) << accumulate << " " << fails_in << " " << i;
+    for (const bool mixed : {false, true}) {
+      const std::vector<at::Tensor> eager = train(false, accumulate, kNever, mixed);
+      EXPECT_EQ(eager[0][kernels::kUpdates].item<double>(), 8);
+      for (int fails_in = kNever; fails_in < accumulate; ++fails_in) {
+        const std::vector<at::Tensor> other = train(true, accumulate, fails_in, mixed);
+        ASSERT_EQ(eager.size(), other.size());
+        for (std::size_t i = 0; i < eager.size(); ++i)
+          EXPECT_TRUE(at::equal(eager[i], other[i])) << accumulate << " " << fails_in << " " << mixed << " " << i;
+      }
     }
   }
 }

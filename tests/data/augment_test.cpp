@@ -214,7 +214,10 @@ TEST(Augment, SamePixelsOnTheGpu) {
   const Dataset set = noisy();
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const AugmentOptions& augment : {AugmentOptions{}, AugmentOptions{.flip = true},
-                                          AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5}}) {
+                                          AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5},
+                                          AugmentOptions{.mixup = 0.8},
+                                          AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5, .mixup = 0.8,
+                                                         .cutmix = 1, .mix_probability = 0.8}}) {
       Batches cpu(set, with(augment, 16, true), at::kCPU, type), gpu(set, with(augment, 16, true), at::kCUDA, type);
       for (std::int64_t i = 0; i < cpu.per_epoch(); ++i) {
         const Batch a = cpu.get(2, i), b = gpu.get(2, i);
@@ -222,6 +225,11 @@ TEST(Augment, SamePixelsOnTheGpu) {
         EXPECT_TRUE(at::equal(a.images, b.images.cpu())) << c10::toString(type) << ", batch " << i;
         EXPECT_TRUE(at::equal(a.labels, b.labels.cpu()));
         EXPECT_TRUE(at::equal(a.index, b.index));
+        ASSERT_EQ(a.weights.defined(), augment.mixes());
+        ASSERT_EQ(b.weights.defined(), augment.mixes());
+        if (!augment.mixes()) continue;
+        EXPECT_TRUE(at::equal(a.weights, b.weights.cpu()));
+        EXPECT_TRUE(at::equal(a.partner_labels, b.partner_labels.cpu()));
       }
     }
   }

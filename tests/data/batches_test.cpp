@@ -215,6 +215,10 @@ void expect_same(const Batch& a, const Batch& b) {
   EXPECT_TRUE(at::equal(a.images, b.images));
   EXPECT_TRUE(at::equal(a.labels, b.labels));
   EXPECT_TRUE(at::equal(a.index, b.index));
+  ASSERT_EQ(a.weights.defined(), b.weights.defined());
+  if (!a.weights.defined()) return;
+  EXPECT_TRUE(at::equal(a.weights, b.weights));
+  EXPECT_TRUE(at::equal(a.partner_labels, b.partner_labels));
 }
 
 TEST(Batches, FromFilesAreThoseFromMemory) {
@@ -225,7 +229,7 @@ TEST(Batches, FromFilesAreThoseFromMemory) {
   EXPECT_FALSE(memory.pictures);
   EXPECT_TRUE(at::equal(image_of(files, 5), image_of(memory, 5)));
   BatchOptions options = sized(4, true, false, 3);
-  options.augment = {.pad_crop = 2, .flip = true, .erase = 0.5};
+  options.augment = {.pad_crop = 2, .flip = true, .erase = 0.5, .mixup = 0.8, .cutmix = 1};
   Batches whole(memory, options, at::kCPU, at::kFloat);
   for (const std::int64_t workers : {1, 4}) {
     for (const std::int64_t prefetch : {1, 9}) {

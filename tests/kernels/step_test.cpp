@@ -93,6 +93,7 @@ TEST_P(StepKernels, LossMatchesFloat64) {
       problem.weights = static_cast<const float*>(device.put(bytes_of(weights)));
     }
     problem.smoothing = c.smoothing;
+    problem.factor = 0.5;
     problem.scale = static_cast<const float*>(device.put(bytes_of(std::vector<float>{scale})));
     const auto sums_bytes = std::make_shared<Bytes>(3 * sizeof(double), kSentinel);
     LossOutput output;
@@ -119,7 +120,7 @@ TEST_P(StepKernels, LossMatchesFloat64) {
         if (k == label) target += (1 - c.smoothing) * w;
         if (c.pairs && k == partner) target += (1 - c.smoothing) * (1 - w);
         loss -= target * (row[k] - row[best] - std::log(sum));
-        gradient[i * classes + k] = static_cast<double>(scale) * (std::exp(row[k] - row[best]) / sum - target);
+        gradient[i * classes + k] = 0.5 * static_cast<double>(scale) * (std::exp(row[k] - row[best]) / sum - target);
       }
       hits += best == (w >= 0.5 ? label : partner) ? 1 : 0;
     }

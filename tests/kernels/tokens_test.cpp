@@ -3,6 +3,7 @@
 #include "kernels/tokens.h"
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <random>
 
@@ -223,14 +224,15 @@ TEST_F(TokenKernels, StemMatchesFloat64) {
   }
 }
 
-TEST_F(TokenKernels, PixelsAreCopied) {
+// Where they are mixed, too: what becomes of each is the definition in kernels/tokens.h.
+TEST_F(TokenKernels, PixelsAreCopiedAndMixed) {
   std::mt19937_64 generator(7);
   for (const DType dtype : kTypes) {
     for (const auto& [channels, height, width] :
          std::vector<std::array<std::int64_t, 3>>{{1, 28, 28}, {3, 9, 13}, {1, 1, 1}, {4, 32, 40}, {2, 3, 4}}) {
-      for (const bool augmented : {false, true}) {
+      for (const auto& [augmented, mixed] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
         SCOPED_TRACE(std::string(name(dtype)) + " " + std::to_string(channels) + " x " + std::to_string(height) +
-                     " x " + std::to_string(width) + (augmented ? " augmented" : ""));
+                     " x " + std::to_string(width) + (augmented ? " augmented" : "") + (mixed ? " mixed" : ""));
         const std::int64_t set = 23, count = 37, size = channels * height * width;
         const auto draw = [&](std::int64_t low, std::int64_t high) {
           return std::uniform_int_distribution<std::int64_t>(low, high)(generator);
@@ -260,12 +262,37 @@ TEST_F(TokenKernels, PixelsAreCopied) {
             expected.push_back(boxed ? 0 : values[static_cast<std::size_t>(c * 256 + byte)]);
           }
         }
+        std::vector<std::int64_t> mixes;
+        const Values unmixed = expected;
+        for (std::int64_t sample = 0; mixed && sample < count; ++sample) {
+          const std::int64_t partner = draw(0, count - 1), kind = draw(0, 2);  // kind: nothing, a box, weights
+          const std::int64_t y0 = draw(0, height - 1), x0 = draw(0, width - 1), y1 = draw(y0 + 1, height),
+                             x1 = draw(x0 + 1, width), sixteenths = draw(0, 16);
+          const float weight = kind == 2 ? static_cast<float>(sixteenths) / 16 : 1;
+          const auto bits = static_cast<std::int64_t>(std::bit_cast<std::int32_t>(weight));
+          if (kind == 1) {
+            mixes.insert(mixes.end(), {partner, bits, y0, x0, y1, x1});
+          } else {
+            mixes.insert(mixes.end(), {partner, bits, 0, 0, 0, 0});
+          }
+          for (std::int64_t i = 0; i < size; ++i) {
+            const std::int64_t y = i / width % height, x = i % width;
+            double& value = expected[static_cast<std::size_t>(sample * size + i)];
+            const double other = unmixed[static_cast<std::size_t>(partner * size + i)];
+            if (kind == 1 && y >= y0 && y < y1 && x >= x0 && x < x1) value = other;
+            if (kind != 2) continue;
+            const float own = static_cast<float>(weight * value), rest = static_cast<float>((1 - weight) * other);
+            value = dtype == DType::kFloat64 ? weight * value + (1 - weight) * other : static_cast<double>(own + rest);
+          }
+        }
+        expected = Array(dtype, count * size).set(expected);  // rounded
         DeviceBuffers device(Device::kCuda);
         PixelsProblem p{count, channels, height, width, dtype};
         p.images = static_cast<const std::uint8_t*>(device.put(images));
         p.table = table.on(device);
         p.samples = static_cast<const std::int64_t*>(device.put(longs(samples)));
         if (augmented) p.rows = static_cast<const std::int64_t*>(device.put(longs(rows)));
+        if (mixed) p.mixes = static_cast<const std::int64_t*>(device.put(longs(mixes)));
         ASSERT_TRUE(cuda::pixels(p, out.on(device), nullptr).ok());
         ASSERT_EQ(device.fetch(), "");
         EXPECT_EQ(out.values(), expected);
