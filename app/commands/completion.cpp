@@ -13,22 +13,6 @@ std::string joined(const std::vector<std::string>& words, const std::string& bet
   return text;
 }
 
-std::vector<CLI::App*> commands_of(CLI::App& program) {
-  return program.get_subcommands([](CLI::App*) { return true; });
-}
-
-// Options with a name that starts with "-" and a place in the help.
-std::vector<CLI::Option*> options_of(CLI::App* command) {
-  return command->get_options([](const CLI::Option* o) { return o->nonpositional() && !o->get_group().empty(); });
-}
-
-std::vector<std::string> names_of(const CLI::Option* option) {
-  std::vector<std::string> names;
-  for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-  for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  return names;
-}
-
 // Options whose value may be left out stand alone.
 bool takes_value(const CLI::Option* option) { return option->get_items_expected_max() > 0; }
 
@@ -233,6 +217,21 @@ fi
 }
 
 }  // namespace
+
+std::vector<CLI::App*> commands_of(CLI::App& program) {
+  return program.get_subcommands([](CLI::App*) { return true; });
+}
+
+std::vector<CLI::Option*> options_of(CLI::App* command) {
+  return command->get_options([](const CLI::Option* o) { return o->nonpositional() && !o->get_group().empty(); });
+}
+
+std::vector<std::string> names_of(const CLI::Option* option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
 
 std::string completion_script(CLI::App& program, const std::string& shell) {
   return shell == "bash" ? bash_script(program) : zsh_script(program);

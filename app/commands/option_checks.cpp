@@ -1,7 +1,5 @@
 #include "app/commands/option_checks.h"
 
-#include <filesystem>
-
 #include "app/config/schema.h"
 #include "app/config/value.h"
 #include "app/config/yaml_tree.h"
@@ -57,8 +55,7 @@ std::string check_seed(const std::string& text) {
 std::string check_not_empty(const std::string& text) { return text.empty() ? "expected a path, found nothing" : ""; }
 
 std::string check_output(const std::string& text) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(text, ignored) ? found("a file", "the folder " + text) : check_not_empty(text);
+  return text == "-" ? found("the name of a file to write (./- for one of that name)", text) : check_not_empty(text);
 }
 
 }  // namespace axial::app

@@ -12,6 +12,6 @@ std::string check_minutes(const std::string& text);  // a number above 0
 std::string check_count(const std::string& text);   // an integer from 1
 std::string check_seed(const std::string& text);    // what 64 bits hold
 std::string check_not_empty(const std::string& text);
-std::string check_output(const std::string& text);  // a path to write a file to: no folder
+std::string check_output(const std::string& text);  // a path to write a file to; what lies there is looked at later
 
 }  // namespace axial::app

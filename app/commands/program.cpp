@@ -18,6 +18,7 @@
 #include "app/commands/arguments.h"
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
+#include "app/commands/help.h"
 #include "app/commands/option_checks.h"
 #include "app/config/load.h"
 #include "app/config/schema.h"
@@ -45,15 +46,17 @@ void add_key_flags(CLI::App* command) {
 }
 
 void add_configuration(CLI::App* command, std::vector<std::string>& configs, std::vector<std::string>& overrides) {
-  command
-      ->add_option("-c,--config", configs,
-                   "YAML file; may be given several times, later ones win; without one every key has its default")
-      ->option_text("FILE")
-      ->expected(1)
-      ->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_config_files(command, configs);
   command->add_option("key=value", overrides, "overrides, e.g. optim.lr=1e-3 model.dim=[64,128]")->option_text("...");
   add_key_flags(command);
+}
+
+// The option or command that was meant is best looked up in that command's help.
+std::string help_of(const std::vector<CLI::App*>& commands, const std::string& name) {
+  for (const CLI::App* command : commands) {
+    if (command->get_name() == name) return "axial " + name + " --help";
+  }
+  return "axial --help";
 }
 
 // A pipe whose reader wants no more (axial config --keys | head) is no news.
@@ -73,180 +76,136 @@ std::string describe(const c10::Error& error) {
          "smaller images";
 }
 
-int parse_and_run(int argc, char** argv) {
-  CLI::App program{"Trains axial-attention image classifiers from the command line.", "axial"};
-  program.set_version_flag("--version", std::string("axial ") + kVersion);
-  program.require_subcommand(1);
-  program.failure_message(CLI::FailureMessage::simple);
-  program.footer("Examples:\n  axial train -c configs/fashion_mnist_cpu.yaml\n  axial eval runs/NAME\n"
-                 "  axial predict runs/NAME picture.png\n\nExit codes: 0 done, 1 failed while running, 2 usage or "
-                 "configuration,\n130/143 after SIGINT/SIGTERM with a checkpoint written.");
-
-  TrainArguments train;
-  CLI::App* train_command = program.add_subcommand("train", "train a classifier; the result is one line of JSON");
-  add_configuration(train_command, train.configs, train.overrides);
-  train_command->add_option("-o,--output", train.output, "the run's folder (default: a new one under train.output)")
+CLI::App* add_train(CLI::App& program, TrainArguments& a) {
+  CLI::App* command = program.add_subcommand("train", "train a classifier; the result is one line of JSON");
+  add_configuration(command, a.configs, a.overrides);
+  command->add_option("-o,--output", a.output, "the run's folder (default: a new one under train.output)")
       ->option_text("DIR")
       ->check(check_not_empty);
-  train_command
-      ->add_option("--resume", train.resume_from,
-                   "continue the newest run (or --output's), or the run or checkpoint named")
+  command->add_option("--resume", a.resume_from, "continue the newest run (or --output's), or the run or checkpoint named")
       ->option_text("[DIR|FILE]");
-  train_command->add_flag("--resume-newest", train.resume)->group("");
-  train_command->add_flag("--overwrite", train.overwrite, "replace the run in --output");
-  train_command->add_flag(
-      "--dry-run", train.dry_run,
-      "check everything, print the model's parts, operations and memory; train and write nothing");
-  train_command
-      ->add_option("--stop-after", train.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
+  command->add_flag("--resume-newest", a.resume)->group("");
+  command->add_flag("--overwrite", a.overwrite, "replace the run in --output");
+  command->add_flag("--dry-run", a.dry_run,
+                    "check everything, print the model's parts, operations and memory; train and write nothing");
+  command->add_option("--stop-after", a.stop_after, "stop (resumably) after so many epochs in all, e.g. 1.5")
       ->option_text("EPOCHS")
       ->check(check_epochs);
-  train_command
-      ->add_option("--time-limit", train.time_limit,
-                   "stop (resumably, exit code 0) after so many minutes, start-up included")
+  command
+      ->add_option("--time-limit", a.time_limit, "stop (resumably, exit code 0) after so many minutes, start-up included")
       ->option_text("MINUTES")
       ->check(check_minutes);
-  train_command->footer(
-      "Without -c: 10 epochs on Fashion-MNIST. Keys: axial config --keys; one: axial config --explain KEY.\n"
-      "Example: axial train -c configs/fashion_mnist.yaml --epochs 5 --lr 2e-3 model.drop_path=0.1 -o runs/try");
+  command->footer(
+      "Without -c: 10 epochs on Fashion-MNIST. All keys: axial config --keys; one: axial config --explain KEY.\n\n"
+      "Examples:\n"
+      "  axial train -c configs/fashion_mnist.yaml --epochs 5 --lr 2e-3 -o runs/try\n"
+      "  axial train --resume runs/try");
+  return command;
+}
 
-  EvalArguments eval;
-  CLI::App* eval_command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
-  add_model(eval_command, eval.checkpoint, eval.device);
-  eval_command->add_option("key=value", eval.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
-  eval_command
-      ->add_option("--json", eval.json, "write scores per class, confusion matrix and calibration to a file, too")
+CLI::App* add_eval(CLI::App& program, EvalArguments& a) {
+  CLI::App* command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
+  add_model(command, a.checkpoint, a.device);
+  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
+  command->add_option("--json", a.json, "write scores per class, confusion matrix and calibration to a file, too")
       ->option_text("FILE")
       ->check(check_output);
-  eval_command->footer("Standard error has a table of the classes, standard output one line of JSON.\n"
-                       "Example: axial eval runs/try --json scores.json");
+  command->footer(
+      "Standard error has a table of the classes, standard output one line of JSON.\n\n"
+      "Example:\n  axial eval runs/try --json scores.json");
+  return command;
+}
 
-  PredictArguments predict;
-  CLI::App* predict_command = program.add_subcommand("predict", "classes of images: input, class, probability");
-  add_model(predict_command, predict.checkpoint, predict.device);
-  predict_command
-      ->add_option("input", predict.inputs,
+CLI::App* add_predict(CLI::App& program, PredictArguments& a) {
+  CLI::App* command = program.add_subcommand("predict", "classes of images: input, class, probability");
+  add_model(command, a.checkpoint, a.device);
+  command
+      ->add_option("input", a.inputs,
                    "PNG or JPEG files, folders, numbers of test images, - for a list; overrides, e.g. data.dir=/data")
       ->required()
       ->option_text("...");
-  predict_command->add_option("--top", predict.top, "how many classes per input (default 1)")
-      ->option_text("N")
-      ->check(check_count);
-  one_of(predict_command
-             ->add_option("--format", predict.format,
+  command->add_option("--top", a.top, "how many classes per input (default 1)")->option_text("N")->check(check_count);
+  one_of(command
+             ->add_option("--format", a.format,
                           "text (input, class, probability; tabs between), csv or jsonl (default text)")
              ->option_text("NAME"),
          {"text", "csv", "jsonl"});
-  predict_command->footer("- reads paths from standard input, one a line. A file that has a number for its name goes first.\n"
-                          "Images are taken in batches of data.eval_batch_size, answers come in their order.\n"
-                          "Examples: axial predict runs/try shoe.png 17 --top 3\n"
-                          "          find photos -name '*.jpg' | axial predict runs/try - --format csv");
+  command->footer(
+      "- reads paths from standard input, one a line. A file that has a number for its name goes first. Images are "
+      "taken in batches of data.eval_batch_size, answers come in their order.\n\n"
+      "Examples:\n"
+      "  axial predict runs/try shoe.png 17 --top 3\n"
+      "  find photos -name '*.jpg' | axial predict runs/try - --format csv");
+  return command;
+}
 
-  ConfigArguments config;
-  CLI::App* config_command = program.add_subcommand("config", "print the effective configuration");
-  add_configuration(config_command, config.configs, config.overrides);
-  config_command
-      ->add_option("--explain", config.explain,
+CLI::App* add_config(CLI::App& program, ConfigArguments& a) {
+  CLI::App* command = program.add_subcommand("config", "print the effective configuration");
+  add_configuration(command, a.configs, a.overrides);
+  command
+      ->add_option("--explain", a.explain,
                    "a key (or a section) at length; without one every key: value, type, range, default, meaning")
       ->option_text("[KEY]");
-  config_command->add_flag("--keys", config.keys, "the same as --explain alone");
-  config_command->add_flag("--markdown", config.markdown, "all keys as the tables of configs/README.md");
-  config_command->footer(
-      "A file may stand on another: `base: other.yaml` in it, relative to it.\n"
-      "Examples: axial config -c configs/smoke.yaml --lr 0.01\n          axial config --explain optim.lr");
+  command->add_flag("--keys", a.keys, "the same as --explain alone");
+  command->add_flag("--markdown", a.markdown, "all keys as the tables of configs/README.md");
+  command->footer(
+      "A file may stand on another: `base: other.yaml` in it, relative to it.\n\n"
+      "Examples:\n"
+      "  axial config -c configs/smoke.yaml --lr 0.01\n"
+      "  axial config --explain optim.lr");
+  return command;
+}
 
-  InfoArguments info;
-  CLI::App* info_command = program.add_subcommand("info", "versions, devices and kernels; or what a checkpoint holds");
-  info_command->add_option("checkpoint", info.checkpoint, "a checkpoint, or a run's folder")
+CLI::App* add_info(CLI::App& program, InfoArguments& a) {
+  CLI::App* command = program.add_subcommand("info", "versions, devices and kernels; or what a file of weights holds");
+  command->add_option("checkpoint", a.checkpoint, "a checkpoint, a run's folder (its best), or a file of axial export")
       ->option_text(" ")
       ->check(check_not_empty);
-  info_command->add_option("--kernel", info.kernel, "which code a layer of this shape runs on")
+  command->add_option("--kernel", a.kernel, "which code a layer of this shape runs on")
       ->option_text("B H W D HEADS DTYPE")
       ->expected(6);
-  info_command->footer("Example: axial info --kernel 512 32 32 64 4 bfloat16");
+  command->footer("Examples:\n  axial info\n  axial info runs/try\n  axial info --kernel 512 32 32 64 4 bfloat16");
+  return command;
+}
 
-  GradcheckArguments gradcheck;
-  CLI::App* gradcheck_command = program.add_subcommand("gradcheck", "check the hand-written backward");
-  gradcheck_command->add_option("--device", gradcheck.device, "cpu, cuda or cuda:N (default cpu)")
-      ->option_text("NAME")
-      ->check(check_device);
-  gradcheck_command->add_option("--json", gradcheck.json, "write every check to a file, too")
-      ->option_text("FILE")
-      ->check(check_not_empty);
-  gradcheck_command->add_option("--seed", gradcheck.seed, "of the random inputs")
-      ->option_text("N")
-      ->check(check_seed);
-  gradcheck_command->add_flag("-v,--verbose", gradcheck.verbose, "print every check, not only those that are wrong");
-  gradcheck_command->add_flag("--plant-error", gradcheck.plant_error,
-                              "make one gradient wrong by 1e-3, to see that the check catches it");
-  gradcheck_command->footer("Exit code 1 on any mismatch.\nExample: axial gradcheck --device cuda --json check.json");
+int parse_and_run(int argc, char** argv) {
+  CLI::App program{"Trains axial-attention image classifiers from the command line.", "axial"};
+  program.formatter(help_formatter());  // commands take theirs from it
+  program.set_help_flag("-h,--help", "print this and exit");
+  program.set_version_flag("--version", std::string("axial ") + kVersion, "print the version and exit");
+  program.require_subcommand(1);
+  program.failure_message(CLI::FailureMessage::simple);
+  program.footer(
+      "Examples:\n  axial train -c configs/fashion_mnist_cpu.yaml\n  axial eval runs/NAME\n"
+      "  axial predict runs/NAME picture.png\n\n"
+      "Exit codes: 0 done; 1 a file, a data set or a device is not as it should be, or the run failed; 2 the command "
+      "line or the configuration is wrong; 130 and 143 after SIGINT and SIGTERM with a checkpoint written.");
 
-  BenchArguments bench;
-  CLI::App* bench_command =
-      program.add_subcommand("bench",
-                             "time the layer, fused and reference side by side; or the training step (--step), or "
-                             "decoding (--data)");
-  bench_command
-      ->add_option("--shapes", bench.shapes,
-                   "seed, train64, 512x28x28, 512x14x14, train128, mid, long, or B,H,W,D,heads")
-      ->option_text("SHAPE...");
-  bench_command->add_option("--dtype", bench.dtypes, "bfloat16, float16, tf32, float32")->option_text("TYPE...");
-  bench_command->add_option("--device", bench.device, "cpu, cuda, cuda:N or auto (default auto)")
-      ->option_text("NAME")
-      ->check(check_device);
-  bench_command->add_option("--backend", bench.backend, "fused, reference or both (default both)")->option_text("NAME");
-  bench_command->add_option("--repeats", bench.repeats, "timed calls of each kind (default 50, on the CPU 10)")
-      ->option_text("N")
-      ->check(check_count);
-  bench_command->add_option("--json", bench.json, "write the table as JSON, too")
-      ->option_text("FILE")
-      ->check(check_not_empty);
-  bench_command
-      ->add_option(
-          "--data", bench.data,
-          "instead of the layer: decode and resize the JPEG files of a folder (or generated: 500 that are made), "
-          "against libjpeg-turbo alone")
-      ->option_text("DIR")
-      ->check(check_not_empty);
-  bench_command->add_option("--size", bench.size, "with --data: what images are brought to (default 224,224)")
-      ->option_text("HEIGHT,WIDTH");
-  bench_command->add_option("--workers", bench.workers, "with --data: threads (default one for each core)")
-      ->option_text("N")
-      ->check(check_count);
-  bench_command->add_flag("--step", bench.step,
-                          "instead of the layer: the training step of -c FILE, on images of its set's shape that are "
-                          "made up");
-  bench_command
-      ->add_option("-c,--config", bench.configs, "with --step: YAML file; may be given several times, later ones win")
-      ->option_text("FILE")
-      ->expected(1)
-      ->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  bench_command->add_option("key=value", bench.overrides, "with --step: overrides, e.g. data.batch_size=256")
-      ->option_text("...");
-  bench_command->footer(
-      "Examples: axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32 --json bench.json\n"
-      "          axial bench --step -c configs/bench.yaml train.precision=tf32");
+  TrainArguments train;
+  CLI::App* train_command = add_train(program, train);
+  EvalArguments eval;
+  CLI::App* eval_command = add_eval(program, eval);
+  PredictArguments predict;
+  CLI::App* predict_command = add_predict(program, predict);
+  ConfigArguments config;
+  CLI::App* config_command = add_config(program, config);
+  InfoArguments info;
+  CLI::App* info_command = add_info(program, info);
+  std::vector<Command> more = add_result_commands(program);
+  for (const Command& command : add_tool_commands(program)) more.push_back(command);
 
-  const std::vector<Command> more = add_result_commands(program);
-
-  program.get_formatter()->label("OPTIONS", "options");
-  program.get_formatter()->label("SUBCOMMAND", "COMMAND");
-  for (CLI::App* command : program.get_subcommands([](CLI::App*) { return true; })) {
-    command->group("Commands")->get_formatter()->label("OPTIONS", "options");
-  }
-
+  const std::vector<CLI::App*> commands = commands_of(program);
+  for (CLI::App* command : commands) command->group("Commands");
   std::vector<std::string> arguments = plain_arguments(argc, argv);
+  const std::string chosen = arguments.empty() ? "" : arguments.front();
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-  const auto commands = program.get_subcommands([](const CLI::App*) { return true; });
-  if (!arguments.empty() && arguments.back().rfind('-', 0) != 0 &&
-      std::none_of(commands.begin(), commands.end(),
-                   [&](const CLI::App* command) { return command->get_name() == arguments.back(); })) {
+  const std::string help = help_of(commands, chosen);
+  if (!chosen.empty() && chosen[0] != '-' && help == "axial --help") {
     std::string names;
     for (const CLI::App* command : commands) {
       names += (names.empty() ? "" : command == commands.back() ? " or " : ", ") + command->get_name();
     }
-    throw ConfigError("command line: unknown command " + excerpt(arguments.back()) + "; expected " + names);
+    throw ConfigError("command line: unknown command " + excerpt(chosen) + "; expected " + names);
   }
   try {
     program.parse(arguments);
@@ -259,8 +218,7 @@ int parse_and_run(int argc, char** argv) {
     if (const std::size_t at = message.find(missing); at != std::string::npos) {
       message.replace(at, missing.size(), ": expected a value after it");
     }
-    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") +
-               " (see axial --help)");
+    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") + " (see " + help + ")");
     return kUsage;
   }
 
@@ -272,11 +230,10 @@ int parse_and_run(int argc, char** argv) {
   if (*predict_command) return run_predict(predict);
   if (*config_command) return run_config(config);
   if (*info_command) return run_info(info);
-  if (*gradcheck_command) return run_gradcheck(gradcheck);
   for (const Command& command : more) {
     if (*command.parser) return command.run();
   }
-  return run_bench(bench);
+  return kUsage;  // not reached: CLI11 requires a command
 }
 
 // The command's exit code; one line and a code for whatever is thrown.

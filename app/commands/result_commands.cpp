@@ -1,7 +1,6 @@
-// Parsers of the commands that look at what training left, and of completion.
+// Parsers of the commands that look at what training left, and what all parsers share.
 
 #include <algorithm>
-#include <iostream>
 #include <memory>
 
 #include "app/commands/command_line.h"
@@ -26,10 +25,10 @@ Command add_export(CLI::App& program) {
              ->option_text("NAME"),
          {"auto", "ema", "model"});
   command->footer(
-      "Names are those of the modules, such as blocks.0.attention.row_qkv.weight [3D, D]; metadata has classes, "
-      "mean\n"
-      "and standard deviation of the pixels, and the configuration.\n"
-      "Example: axial export runs/try -o try.safetensors");
+      "Names are those of the modules, such as blocks.0.attention.row_qkv.weight [3D, D]; metadata has classes, mean "
+      "and standard deviation of the pixels, and the configuration. axial info and train.init_from read such files, "
+      "too.\n\n"
+      "Example:\n  axial export runs/try -o try.safetensors");
   return {command, [a] { return run_export(*a); }};
 }
 
@@ -41,10 +40,11 @@ Command add_runs(CLI::App& program) {
       ->check(check_not_empty);
   command->add_flag("--json", a->json, "as one line of JSON");
   command->footer(
-      "States: running (a process holds its lock), finished, stopped (by a signal, --stop-after or --time-limit), failed (an "
-      "error,\n"
-      "or a death without a word). Stopped and failed ones continue with axial train --resume RUN.\n"
-      "Example: axial runs runs --json");
+      "States: running (a process holds its lock), finished, stopped (by a signal, --stop-after or --time-limit), "
+      "failed (an error, or a death without a word). Stopped and failed ones continue with axial train --resume RUN. "
+      "The best top1 is that of the set that chose the epoch: the test set, or what data.validation_fraction holds "
+      "out of the training set.\n\n"
+      "Example:\n  axial runs runs --json");
   return {command, [a] { return run_runs(*a); }};
 }
 
@@ -60,11 +60,10 @@ Command add_report(CLI::App& program) {
       ->check(check_output);
   add_device(command, a->device);
   command->footer(
-      "Curves of loss, accuracy and learning rate, differences between the configurations, and, of each run's best\n"
-      "checkpoint on the test set, accuracy per class, confusion matrix, worst mistakes and attention maps. The "
-      "page\n"
-      "holds everything itself and opens from a file.\n"
-      "Example: axial report runs/first runs/second -o report.html");
+      "Curves of loss, accuracy and learning rate, differences between the configurations, and, of each run's best "
+      "checkpoint on the test set, accuracy per class, confusion matrix, worst mistakes and attention maps. The page "
+      "holds everything itself and opens from a file.\n\n"
+      "Example:\n  axial report runs/first runs/second -o report.html");
   return {command, [a] { return run_report(*a); }};
 }
 
@@ -72,7 +71,7 @@ Command add_explain(CLI::App& program) {
   const auto a = std::make_shared<ExplainArguments>();
   CLI::App* command = program.add_subcommand("explain", "the attention map of a picture, drawn over it");
   add_model(command, a->checkpoint, a->device);
-  command->add_option("image", a->image, "a PNG or JPEG file")->required()->option_text(" ")->check(check_not_empty);
+  command->add_option("image", a->image, "a PNG or JPEG file, or the number of a test image")->required()->option_text(" ")->check(check_not_empty);
   command->add_option("key=value", a->overrides, "overrides, e.g. train.threads=1")->option_text("...");
   command->add_option("-o,--output", a->output, "the PNG to write")
       ->required()
@@ -83,27 +82,15 @@ Command add_explain(CLI::App& program) {
           ->option_text("NAME"),
       {"both", "rows", "columns", "all"});
   command->footer(
-      "Attention rollout: how much of each place arrives in the pooled output, followed back through row and column\n"
-      "passes (or those of one kind alone); violet is the least, yellow the most.\n"
-      "Example: axial explain runs/try shoe.png -o shoe-attention.png");
+      "Attention rollout: how much of each place arrives in the pooled output, followed back through row and column "
+      "passes (or those of one kind alone). The picture turns gray; over it violet is the map's least value, red the "
+      "middle, yellow the greatest. peak in the result is that greatest value as a multiple of the map's mean: near 1 "
+      "all places count alike, at 5 one counts five times the average. The map shows what is mixed in, not which class "
+      "it speaks for.\n\n"
+      "Examples:\n"
+      "  axial explain runs/try shoe.png -o shoe-attention.png\n"
+      "  axial explain runs/try 17 --map all -o image-17.png");
   return {command, [a] { return run_explain(*a); }};
-}
-
-Command add_completion(CLI::App& program) {
-  const auto shell = std::make_shared<std::string>();
-  CLI::App* command =
-      program.add_subcommand("completion", "a script that lets bash or zsh complete the command line");
-  one_of(command->add_option("shell", *shell, "bash or zsh")->required()->option_text(" "), {"bash", "zsh"});
-  command->footer(
-      "It completes commands, options, keys (optim.lr=) and their values. For one session:\n"
-      "  source <(axial completion bash)\n"
-      "For good: axial completion bash > ~/.local/share/bash-completion/completions/axial\n"
-      "          axial completion zsh > \"${fpath[1]}/_axial\"   (before compinit)\n"
-      "Example: axial completion bash");
-  return {command, [&program, shell] {
-            std::cout << completion_script(program, *shell) << std::flush;
-            return 0;
-          }};
 }
 
 }  // namespace
@@ -151,6 +138,17 @@ std::vector<std::string> completions(const Key& key) {
   return {};
 }
 
+void add_config_files(CLI::App* command, std::vector<std::string>& files, const std::string& before) {
+  command
+      ->add_option("-c,--config", files,
+                   before + "YAML file, the name of an installed one, or - for standard input; may be given several "
+                            "times, later ones win; without one every key has its default")
+      ->option_text("FILE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
 void add_device(CLI::App* command, std::string& device) {
   offer(command->add_option("--device", device, "cpu, cuda, cuda:N or auto (default: as trained)")
             ->option_text("NAME")
@@ -167,7 +165,7 @@ void add_model(CLI::App* command, std::string& checkpoint, std::string& device) 
 }
 
 std::vector<Command> add_result_commands(CLI::App& program) {
-  return {add_export(program), add_runs(program), add_report(program), add_explain(program), add_completion(program)};
+  return {add_export(program), add_runs(program), add_report(program), add_explain(program)};
 }
 
 }  // namespace axial::app

@@ -13,22 +13,6 @@
 namespace axial::app {
 namespace {
 
-// Lines of at most kDescriptionWidth columns, broken between words: the first after `head`, the others under its end.
-std::string wrap(const std::string& text, const std::string& head = "    ") {
-  std::istringstream words(text);
-  std::string result, line = head;
-  for (std::string word; words >> word;) {
-    const bool first = line.size() <= head.size();
-    if (!first && line.size() + 1 + word.size() > kDescriptionWidth) {
-      result += line + "\n";
-      line = std::string(head.size(), ' ') + word;
-    } else {
-      line += (first ? "" : " ") + word;
-    }
-  }
-  return result + line + "\n";
-}
-
 std::string limits_of(const Key& key) { return print_limits(key) + (key.unit.empty() ? "" : " (" + key.unit + ")"); }
 
 std::string joined(const std::vector<std::string>& names, const std::string& between) {
@@ -67,13 +51,29 @@ std::string cell(const std::string& text) {
 
 }  // namespace
 
+std::string wrap(const std::string& text, const std::string& head, std::size_t width) {
+  std::istringstream words(text);
+  std::string result, line = head;
+  for (std::string word; words >> word;) {
+    const bool first = line.size() <= head.size();
+    if (!first && line.size() + 1 + word.size() > width) {
+      result += line + "\n";
+      line = std::string(head.size(), ' ') + word;
+    } else {
+      line += (first ? "" : " ") + word;
+    }
+  }
+  return result + line + "\n";
+}
+
 std::string describe_keys(const Config& config, const std::string& only) {
   std::string text;
   for (const Key& key : schema()) {
     if (key.path.rfind(only, 0) != 0) continue;
     const std::string value = print_value(key, config);
     text += key.path + " = " + value + (value == key.preset ? "  (default)" : "  (default " + key.preset + ")") +
-            "\n" + wrap(limits_of(key) + (key.may_change_on_resume ? "; may change on resume" : "")) + wrap(key.help);
+            "\n" + wrap(limits_of(key) + (key.may_change_on_resume ? "; may change on resume" : ""), "    ") +
+            wrap(key.help, "    ");
   }
   return text;
 }

@@ -10,8 +10,12 @@ namespace axial::app {
 
 // Every key with its value in `config`, type and range, unit, default and meaning, in lines of at most
 // kDescriptionWidth columns. `only`: the keys whose path starts with that.
-inline constexpr std::size_t kDescriptionWidth = 100;
+inline constexpr std::size_t kDescriptionWidth = 80;
 std::string describe_keys(const Config& config, const std::string& only = "");
+
+// Lines of at most `width` columns, broken between words: the first after `head`, the others under its end. Ends with a
+// line end.
+std::string wrap(const std::string& text, const std::string& head, std::size_t width = kDescriptionWidth);
 
 // One key at length ("optim.lr", or "lr" where one key alone is called that), or all keys of a section ("optim").
 // Throws ConfigError with the nearest legal name.

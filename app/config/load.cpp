@@ -7,10 +7,12 @@
 #include <map>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "app/config/check.h"
 #include "app/config/schema.h"
+#include "app/config/shipped.h"
 #include "app/config/suggest.h"
 #include "app/config/value.h"
 #include "app/config/yaml_tree.h"
@@ -19,6 +21,7 @@ namespace axial::app {
 namespace {
 
 constexpr std::size_t kMaxFileSize = 1 << 20;  // nobody writes that much by hand
+constexpr const char* kStandardInput = "standard input";  // what -c - is called
 
 bool is_section(const std::string& name) {
   for (const Key& key : schema()) {
@@ -27,11 +30,33 @@ bool is_section(const std::string& name) {
   return false;
 }
 
-// Read by hand: a directory opens as a stream, and a pipe (-c <(...)) has no size.
+// A pipe that is open already (-c <(...), -c /dev/stdin) has a writer; one that has a name in a folder may never get
+// one, and opening it would wait for ever.
+bool is_open_pipe(const std::string& path, mode_t mode) {
+  std::error_code unnamed;
+  (void)std::filesystem::canonical(path, unnamed);  // /proc/.../pipe:[1234] is the name of nothing
+  return S_ISFIFO(mode) && unnamed;
+}
+
+// Read by hand: a directory opens as a stream, and a pipe has no size.
 std::string read_text(const std::string& path) {
-  const auto fail = [&](int error) { throw ConfigError(path + ": cannot be read: " + std::strerror(error)); };
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail(errno);
+  const auto fail = [&](const std::string& what) { throw ConfigError(path + ": " + what); };
+  const auto unreadable = [&](int error) {
+    const std::string folder = path.find('/') == std::string::npos ? shipped_configs() : "";
+    fail("cannot be read: " + std::string(std::strerror(error)) +
+         (error == ENOENT && !folder.empty() ? " (nor is there one of that name in " + folder + ")" : ""));
+  };
+  const bool standard_input = path == kStandardInput;
+  struct stat status {};
+  if (!standard_input && ::stat(path.c_str(), &status) != 0) unreadable(errno);
+  if (!standard_input && !S_ISREG(status.st_mode) && !is_open_pipe(path, status.st_mode)) {
+    fail(std::string("is ") + (S_ISDIR(status.st_mode)    ? "a folder"
+                               : S_ISFIFO(status.st_mode) ? "a pipe"
+                                                          : "a device or a socket") +
+         ", expected a configuration file");
+  }
+  const int file = standard_input ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) unreadable(errno);
   std::string text;
   char buffer[65536];
   while (text.size() <= kMaxFileSize) {
@@ -40,14 +65,14 @@ std::string read_text(const std::string& path) {
     if (count < 0) {
       const int error = errno;
       ::close(file);
-      fail(error);
+      unreadable(error);
     }
     if (count == 0) break;
     text.append(buffer, static_cast<std::size_t>(count));
   }
   ::close(file);
-  if (text.size() > kMaxFileSize) throw ConfigError(path + ": expected a configuration, found more than 1 MiB");
-  if (text.find('\0') != std::string::npos) throw ConfigError(path + ": expected YAML text, found binary data");
+  if (text.size() > kMaxFileSize) fail("expected a configuration, found more than 1 MiB");
+  if (text.find('\0') != std::string::npos) fail("expected YAML text, found binary data");
   return text;
 }
 
@@ -201,7 +226,7 @@ class Loader {
 
 Config load_config(const std::vector<std::string>& files, const std::vector<std::string>& overrides) {
   Loader loader;
-  for (const std::string& file : files) loader.file(file);
+  for (const std::string& file : files) loader.file(file == "-" ? kStandardInput : find_config(file));
   for (const std::string& argument : overrides) loader.override_with(argument);
   return loader.finish();
 }
@@ -210,7 +235,7 @@ Config override_config(const Config& base, const std::vector<std::string>& files
                        const std::vector<std::string>& overrides) {
   Loader loader;
   loader.text(to_yaml(base), "checkpoint");
-  for (const std::string& file : files) loader.file(file);
+  for (const std::string& file : files) loader.file(file == "-" ? kStandardInput : find_config(file));
   for (const std::string& argument : overrides) loader.override_with(argument);
   return loader.finish();
 }

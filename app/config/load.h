@@ -15,7 +15,7 @@ struct ConfigError : std::runtime_error {
   explicit ConfigError(const std::string& message);  // control characters become spaces: keys may hold any
 };
 
-// Defaults, then each file in order, then the overrides "key.sub=value" in order; later wins. A file that says
+// Defaults, then each file (find_config; "-" is standard input) in order, then the overrides "key.sub=value" in order; later wins. A file that says
 // `base: other.yaml` (relative to itself) stands on that file, which is read just before it. A key that is given
 // twice on the command line takes the last value, so that a script's arguments can be added to. The value is YAML
 // ("model.dim=[64, 128]"), except that text is taken as it stands. Throws ConfigError for the first thing that is

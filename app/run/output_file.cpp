@@ -24,7 +24,6 @@ bool belongs_to_a_run(const fs::path& file) {
 
 OutputFile::OutputFile(const std::string& path, const std::vector<fs::path>& inputs) {
   std::error_code error;
-  if (path == "-") throw RunError("-: expected the name of a file to write (./- for one of that name)");
   const fs::file_status status = fs::status(path, error);
   const bool exists = fs::exists(status);
   if (fs::is_directory(status)) throw RunError(path + ": is a folder, expected a file to write");

@@ -1,10 +1,12 @@
 // The commands, as a user meets them.
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 
 #include <ATen/Context.h>
 #include <nlohmann/json.hpp>
@@ -195,19 +197,86 @@ TEST_F(Commands, OneKeyIsExplained) {
   expect_error(run({"config", "--explain=optim.lrr"}), 2, {"--explain", "optim.lr?"});
 }
 
-TEST_F(Commands, HelpGoesToStandardOutput) {
-  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck", "bench",
+TEST_F(Commands, HelpGoesToStandardOutputAndFitsAScreen) {
+  for (const std::string command : {"", "train", "eval", "predict", "config", "info", "gradcheck", "bench", "man",
                                     "completion", "export", "runs", "report", "explain"}) {
     const Outcome o = command.empty() ? run({"--help"}) : run({command, "--help"});
     EXPECT_EQ(o.code, 0);
     EXPECT_EQ(o.err, "");
-    EXPECT_NE(o.out.find("xample"), std::string::npos) << o.out;
-    EXPECT_LE(lines_of(o.out), 40u) << "more than a screen: " << o.out;
+    EXPECT_LE(lines_of(o.out), 45u) << "more than a screen: " << o.out;
+    std::istringstream lines(o.out);
+    std::string line, last;
+    while (std::getline(lines, line)) {
+      EXPECT_LE(line.size(), 80u) << command << ": " << line;
+      last = line;
+    }
+    EXPECT_NE(o.out.find("\nExample"), std::string::npos) << o.out;
+    if (!command.empty()) {
+      EXPECT_NE(last.find("axial " + command), std::string::npos) << "ends with an example: " << o.out;
+    }
     for (const char* jargon :
          {"TEXT", "REQUIRED", " INT", "POSITIVE", "OPTIONS", " x 6", "ubcommand", "SUBCOMMAND"}) {
       EXPECT_EQ(o.out.find(jargon), std::string::npos) << jargon << " in " << o.out;
     }
   }
+}
+
+// 2: what was written is wrong, whatever is on the disk; 1: what it names is not as it should be.
+TEST_F(Commands, ExitCodesFollowOneRule) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  fs::create_directory(folder_ / "folder");
+  const std::vector<std::vector<std::string>> writers = {{"eval", "run", "--json"},
+                                                         {"gradcheck", "--json"},
+                                                         {"bench", "--data", "generated", "--json"},
+                                                         {"export", "run", "-o"},
+                                                         {"report", "run", "-o"},
+                                                         {"explain", "run", "0", "-o"}};
+  for (std::vector<std::string> command : writers) {
+    command.push_back("folder");
+    expect_error(run(command), 1, {"folder: is a folder, expected a file to write"});
+    command.back() = "nowhere/file";
+    expect_error(run(command), 1, {"nowhere/file"});
+    command.back() = "-";
+    expect_error(run(command), 2, {"expected the name of a file to write", "found -"});
+    command.back() = "";
+    expect_error(run(command), 2, {"expected a path, found nothing"});
+  }
+  for (const std::string command : {"eval", "export", "predict", "explain", "train"}) {
+    expect_error(run({command, "--no-such"}), 2, {"(see axial " + command + " --help)"});
+  }
+  expect_error(run({"--no-such"}), 2, {"(see axial --help)"});
+}
+
+TEST_F(Commands, AConfigurationIsAFileOrStandardInput) {
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("pipe", folder_ / "link");
+  expect_error(run({"config", "-c", "pipe"}), 2, {"pipe: is a pipe, expected a configuration file"});
+  expect_error(run({"config", "-c", "link"}), 2, {"link: is a pipe, expected a configuration file"});
+  expect_error(run({"config", "-c", "."}), 2, {".: is a folder, expected a configuration file"});
+  expect_error(run({"config", "-c", "/dev/zero"}), 2, {"/dev/zero: is a device"});
+  for (const char* how : {"-c - < file", "-c <(cat file)", "-c /dev/stdin < <(cat file)", "-c /dev/stdin < file"}) {
+    std::ofstream(folder_ / "file") << "train: {seed: 77}\n";
+    const std::string line = "cd '" + folder_.string() + "' && bash -c \"'" AXIAL_PROGRAM "' config " + how + "\" > out 2>&1";
+    EXPECT_EQ(std::system(line.c_str()), 0) << how << read_file(folder_ / "out");
+    EXPECT_NE(read_file(folder_ / "out").find("seed: 77 "), std::string::npos) << how;
+  }
+  const std::string wrong = "cd '" + folder_.string() + "' && echo 'train: {sed: 7}' | '" AXIAL_PROGRAM "' config -c - 2> out";
+  EXPECT_EQ(WEXITSTATUS(std::system(wrong.c_str())), 2);
+  EXPECT_NE(read_file(folder_ / "out").find("standard input:1: train.sed"), std::string::npos) << read_file(folder_ / "out");
+}
+
+TEST_F(Commands, TheManualPageHoldsEveryCommandAndKey) {
+  const Outcome o = run({"man"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  for (const char* part : {".TH AXIAL 1", ".SS \"axial train\"", "\\fB\\-\\-time\\-limit\\fR", "\\fBoptim.lr\\fR = 0.001",
+                           "axial explain runs/try 17", "Exit codes: 0 done"}) {
+    EXPECT_NE(o.out.find(part), std::string::npos) << part;
+  }
+  if (std::system("command -v groff > /dev/null 2>&1") != 0) GTEST_SKIP() << "groff is not installed";
+  std::ofstream(folder_ / "axial.1") << o.out;
+  const std::string line = "cd '" + folder_.string() + "' && groff -man -Tutf8 -ww axial.1 > page 2> warnings";
+  EXPECT_EQ(std::system(line.c_str()), 0);
+  EXPECT_EQ(read_file(folder_ / "warnings"), "");
 }
 
 TEST_F(Commands, DryRunChecksEverythingAndWritesNothing) {
