@@ -165,7 +165,7 @@ TEST(BatchLoss, Case32_AMeanIsOverSamplesNotOverBatches) {
   four.labels = at::zeros({4}, at::kLong);
   one.labels = at::ones({1}, at::kLong);
   const at::Tensor sums = app::batch_loss(at::zeros({4, 3}), four, 0).sums +
-                          app::batch_loss(at::tensor({{0.0f, -8.0f, 0.0f}}), one, 0).sums;
+                          app::batch_loss(at::tensor({0.0f, -8.0f, 0.0f}, at::kFloat).view({1, 3}), one, 0).sums;
   const double alone = 8 + std::log(2 + std::exp(-8.0)), expected = (4 * std::log(3.0) + alone) / 5;
   EXPECT_NEAR(sums[0].item<double>() / sums[2].item<double>(), expected, 1e-6);
   EXPECT_DOUBLE_EQ(sums[1].item<double>(), 4);
