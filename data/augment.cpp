@@ -111,6 +111,12 @@ PixelMap draw_map(const AugmentOptions& options, std::uint64_t key, std::int64_t
   return map;
 }
 
+// The first epoch's word for a flip says for all of them.
+bool alternates(std::uint64_t seed, std::int64_t epoch, std::int64_t sample) {
+  const std::uint32_t word = draw(stream_key(seed, 0, Stream::kAugment), static_cast<std::uint64_t>(sample), 0).x[2];
+  return ((word ^ static_cast<std::uint64_t>(epoch)) & 1) != 0;
+}
+
 at::Tensor normalisation_table(const std::vector<double>& mean, const std::vector<double>& std,
                                at::ScalarType dtype) {
   at::Tensor table = at::empty({static_cast<std::int64_t>(mean.size()), 256}, at::kDouble);

@@ -24,6 +24,9 @@ struct PixelMap {
 PixelMap draw_map(const AugmentOptions& options, std::uint64_t key, std::int64_t sample, std::int64_t height,
                   std::int64_t width);
 
+// Whether alternate_flip mirrors a sample in an epoch.
+bool alternates(std::uint64_t seed, std::int64_t epoch, std::int64_t sample);
+
 // Normalised value of every byte: (p/255 - mean) / std, rounded once. dtype [channels, 256], CPU. Looked up
 // by both paths, so that they agree in every type whatever the compiler contracts.
 at::Tensor normalisation_table(const std::vector<double>& mean, const std::vector<double>& std, at::ScalarType dtype);

@@ -11,6 +11,7 @@
 #include "data/augment.h"
 #include "data/mix.h"
 #include "data/random.h"
+#include "data/trivial.h"
 
 namespace axial::data {
 namespace {
@@ -67,6 +68,10 @@ void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype
                     " with probability " + std::to_string(augment.mix_probability) +
                     ", expected 0 or more and a probability");
   }
+  if (augment.trivial && set.channels() > kernels::kTrivialChannels) {
+    refuse(set, "images of " + std::to_string(set.channels()) + " channels, and TrivialAugment takes at most " +
+                    std::to_string(kernels::kTrivialChannels));
+  }
   const std::int64_t size = set.size();
   if (size == 0) refuse(set, "holds no samples");
   if (options.drop_last && size < options.batch_size) {
@@ -75,8 +80,28 @@ void check(const Dataset& set, const BatchOptions& options, at::ScalarType dtype
   }
 }
 
-// The first is mixed with the last, as in timm: which samples these are is random already.
-std::int64_t partner_of(std::int64_t i, std::int64_t n) { return n - 1 - i; }
+// What an epoch's augmentation does to samples of the set.
+struct Draws {
+  const BatchOptions& options;
+  std::int64_t epoch, height, width;
+  std::uint64_t key = stream_key(options.seed, static_cast<std::uint64_t>(epoch), Stream::kAugment);
+
+  PixelMap map(std::int64_t sample) const {
+    PixelMap map = draw_map(options.augment, key, sample, height, width);
+    if (options.augment.alternate_flip) map.flip = alternates(options.seed, epoch, sample);
+    return map;
+  }
+  void operations(const std::int64_t* samples, std::int64_t n, std::int64_t* out) const {
+    for (std::int64_t i = 0; i < n; ++i, out += kernels::kTrivialColumns)
+      draw_trivial(key, samples[i], height, width, out);
+  }
+  // The batch's first is mixed with its last, as in timm: which samples these are is random already.
+  Mix mix(const std::int64_t* samples, std::int64_t i, std::int64_t n) const {
+    Mix mix = draw_mix(options.augment, key, samples[i], height, width);
+    mix.partner = n - 1 - i;
+    return mix;
+  }
+};
 
 // Fisher-Yates.
 void shuffle(std::int64_t* order, std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
@@ -188,71 +213,84 @@ Batch Batches::get(std::int64_t epoch, std::int64_t index) {
   }
   Batch batch;
   batch.index = samples_of(epoch, index);
-  const std::uint64_t key = stream_key(options_.seed, static_cast<std::uint64_t>(epoch), Stream::kAugment);
   const at::Tensor images = loader_ ? decoded(epoch, index) : images_;
   if (device_.is_cpu()) {
-    make_on_cpu(images, key, batch);
+    make_on_cpu(images, epoch, batch);
     if (loader_ && batch.index.size(0) == options_.batch_size) spare_.push_back(images);
   } else {
-    make_on_device(images, key, batch);
+    make_on_device(images, epoch, batch);
   }
   return batch;
 }
 
-void Batches::make_on_cpu(const at::Tensor& images, std::uint64_t key, Batch& batch) const {
+void Batches::make_on_cpu(const at::Tensor& images, std::int64_t epoch, Batch& batch) const {
   const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
+  const Draws draws{options_, epoch, height_, width_};
+  // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
+  at::Tensor pictures = images, positions = loader_ ? at::arange(n, at::kLong) : batch.index;
+  if (options_.augment.trivial) {
+    const at::Tensor rows = at::empty({n, kernels::kTrivialColumns}, at::kLong);
+    draws.operations(samples, n, rows.mutable_data_ptr<std::int64_t>());
+    pictures = trivial_images(pictures, positions, rows);
+    positions = at::arange(n, at::kLong);
+  }
   std::vector<PixelMap> maps;
   maps.reserve(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; options_.augment.any() && i < n; ++i) {
-    maps.push_back(draw_map(options_.augment, key, samples[i], height_, width_));
-  }
-  // Where the pixels are: the whole set, or this batch's alone, whose positions count from 0.
-  const at::Tensor positions = loader_ ? at::arange(n, at::kLong) : batch.index;
-  batch.images = pixels_on_cpu(images, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
+  for (std::int64_t i = 0; options_.augment.any() && i < n; ++i) maps.push_back(draws.map(samples[i]));
+  batch.images = pixels_on_cpu(pictures, table_, positions.const_data_ptr<std::int64_t>(), n, maps);
   batch.labels = labels_.index_select(0, batch.index);
   if (!options_.augment.mixes()) return;
   std::vector<Mix> mixes;
+  mixes.reserve(static_cast<std::size_t>(n));
   batch.weights = at::empty({n}, at::kFloat);
   float* weights = batch.weights.mutable_data_ptr<float>();
   for (std::int64_t i = 0; i < n; ++i) {
-    mixes.push_back(draw_mix(options_.augment, key, samples[i], height_, width_));
-    mixes.back().partner = partner_of(i, n);
+    mixes.push_back(draws.mix(samples, i, n));
     weights[i] = mixes.back().weight;
   }
   batch.images = mix_on_cpu(batch.images, mixes);
   batch.partner_labels = batch.labels.flip(0);
 }
 
-void Batches::make_on_device(const at::Tensor& images, std::uint64_t key, Batch& batch) const {
+void Batches::make_on_device(const at::Tensor& images, std::int64_t epoch, Batch& batch) const {
   const std::int64_t n = batch.index.size(0), *samples = batch.index.const_data_ptr<std::int64_t>();
-  const bool augmented = options_.augment.any(), mixed = options_.augment.mixes();
+  const bool augmented = options_.augment.any(), mixed = options_.augment.mixes(), trivial = options_.augment.trivial;
+  const Draws draws{options_, epoch, height_, width_};
   // Everything travels in one copy, from pinned memory so that the host does not wait for the device.
   std::int64_t words = 0;
   const auto part = [&](bool wanted, std::int64_t size) { return std::exchange(words, words + (wanted ? size : 0)); };
-  const std::int64_t at_samples = part(true, n);
-  const std::int64_t at_positions = loader_ ? part(true, n) : at_samples;  // of their own only where they differ
+  const bool counted = loader_ || trivial;  // pixels of this batch alone, at positions from 0
+  const std::int64_t at_samples = part(true, n), at_positions = part(counted, n);
+  const std::int64_t at_operations = part(trivial, kernels::kTrivialColumns * n);
   const std::int64_t at_maps = part(augmented, kPackedColumns * n), at_mixes = part(mixed, kMixColumns * n);
   const std::int64_t at_weights = part(mixed, (n + 1) / 2);  // float32, two a word
   const at::Tensor host = at::empty({words}, at::TensorOptions(at::kLong).pinned_memory(device_.is_cuda()));
   std::int64_t* const out = host.mutable_data_ptr<std::int64_t>();
   std::copy_n(samples, n, out + at_samples);
-  if (loader_) std::iota(out + at_positions, out + at_positions + n, std::int64_t{0});
-  for (std::int64_t i = 0; augmented && i < n; ++i) {
-    pack_map(draw_map(options_.augment, key, samples[i], height_, width_), out + at_maps + i * kPackedColumns);
-  }
+  if (counted) std::iota(out + at_positions, out + at_positions + n, std::int64_t{0});
+  if (trivial) draws.operations(samples, n, out + at_operations);
+  for (std::int64_t i = 0; augmented && i < n; ++i)
+    pack_map(draws.map(samples[i]), out + at_maps + i * kPackedColumns);
   for (std::int64_t i = 0; mixed && i < n; ++i) {
-    Mix mix = draw_mix(options_.augment, key, samples[i], height_, width_);
-    mix.partner = partner_of(i, n);
+    const Mix mix = draws.mix(samples, i, n);
     pack_mix(mix, out + at_mixes + i * kMixColumns);
-    std::memcpy(reinterpret_cast<char*>(out + at_weights) + i * sizeof(float), &mix.weight, sizeof(float));
+    std::memcpy(reinterpret_cast<char*>(out + at_weights) + i * std::int64_t{sizeof(float)}, &mix.weight,
+                sizeof(float));
   }
   const at::Tensor there = host.to(device_, /*non_blocking=*/true);
   const auto table = [&](bool wanted, std::int64_t first, std::int64_t columns) {
     return wanted ? there.narrow(0, first, n * columns).view({n, columns}) : at::Tensor();
   };
-  batch.images = pixels_on_device(images.to(device_, /*non_blocking=*/true), table_, there.narrow(0, at_positions, n),
-                                  table(augmented, at_maps, kPackedColumns), table(mixed, at_mixes, kMixColumns));
-  batch.labels = labels_.index_select(0, there.narrow(0, at_samples, n));
+  const at::Tensor which = there.narrow(0, at_samples, n),
+                   first_n = there.narrow(0, counted ? at_positions : at_samples, n);
+  at::Tensor pictures = images.to(device_, /*non_blocking=*/true);
+  if (trivial) {
+    pictures =
+        trivial_images(pictures, loader_ ? first_n : which, table(true, at_operations, kernels::kTrivialColumns));
+  }
+  batch.images = pixels_on_device(pictures, table_, first_n, table(augmented, at_maps, kPackedColumns),
+                                  table(mixed, at_mixes, kMixColumns));
+  batch.labels = labels_.index_select(0, which);
   if (!mixed) return;
   batch.partner_labels = batch.labels.flip(0);
   batch.weights = there.narrow(0, at_weights, (n + 1) / 2).view(at::kFloat).narrow(0, 0, n);

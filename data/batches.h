@@ -18,17 +18,20 @@ namespace axial::data {
 
 struct AugmentOptions {
   std::int64_t pad_crop = 0;  // pixels of black padding on each side before a random crop to the old size
+  bool trivial = false;       // one operation of TrivialAugment Wide on the bytes, before all others but random parts
   bool flip = false;          // horizontal, probability 1/2
-  double erase = 0;           // probability of setting one rectangle to the mean pixel (Zhong et al. 2017)
+  // Instead: each sample in every other epoch, one half in even ones and the rest in odd ones (Jordan 2024).
+  bool alternate_flip = false;
+  double erase = 0;  // probability of setting one rectangle to the mean pixel (Zhong et al. 2017)
   double erase_min_area = 0.02, erase_max_area = 0.33;  // of the image; aspect ratio in [0.3, 3.3]
   // Random resized crop (RandomCrop in picture.h), of sets of image files alone; least and greatest, scale 0: off.
   double scale[2] = {0, 0}, ratio[2] = {0.75, 4.0 / 3};
   bool crops() const { return scale[1] > 0; }
-  // Mixing with another sample of the batch, each sample with its own draws (timm's mode elem): of mixup (Zhang et al.
-  // 2018) and CutMix (Yun et al. 2019) the parameter of Beta(alpha, alpha), 0: off; with both on, either with
+  // Mixing with another sample of the batch, each sample with its own draws (timm's mode elem): of mixup (Zhang et
+  // al. 2018) and CutMix (Yun et al. 2019) the parameter of Beta(alpha, alpha), 0: off; with both on, either with
   // probability 1/2. Others stay as they are with probability 1 - mix_probability.
   double mixup = 0, cutmix = 0, mix_probability = 1;
-  bool any() const { return pad_crop > 0 || flip || erase > 0; }
+  bool any() const { return pad_crop > 0 || flip || alternate_flip || erase > 0; }
   bool mixes() const { return (mixup > 0 || cutmix > 0) && mix_probability > 0; }
 };
 
@@ -46,8 +49,8 @@ struct Batch {
   at::Tensor images;  // [n, channels, H, W] normalised, in the type asked for, on the set's device
   at::Tensor labels;  // int64 [n]
   at::Tensor index;   // int64 [n] positions in the data set (CPU)
-  // Where samples are mixed, else undefined: the label of the one that each was mixed with, int64 [n], and what its own
-  // counts, float32 [n]; the partner's counts the rest.
+  // Where samples are mixed, else undefined: the label of the one that each was mixed with, int64 [n], and what its
+  // own counts, float32 [n]; the partner's counts the rest.
   at::Tensor partner_labels, weights;
 };
 
@@ -76,8 +79,8 @@ class Batches {
   at::Tensor samples_of(std::int64_t epoch, std::int64_t index);  // int64 [n], CPU
   Coming start(std::int64_t epoch, std::int64_t index);
   at::Tensor decoded(std::int64_t epoch, std::int64_t index);
-  void make_on_cpu(const at::Tensor& images, std::uint64_t key, Batch& batch) const;
-  void make_on_device(const at::Tensor& images, std::uint64_t key, Batch& batch) const;
+  void make_on_cpu(const at::Tensor& images, std::int64_t epoch, Batch& batch) const;
+  void make_on_device(const at::Tensor& images, std::int64_t epoch, Batch& batch) const;
 
   std::string name_;
   at::Device device_;

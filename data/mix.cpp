@@ -94,12 +94,13 @@ at::Tensor mix_on_cpu(const at::Tensor& pixels, const std::vector<Mix>& mixes) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, pixels.scalar_type(), "mix", [&] {
     const scalar_t* in = pixels.const_data_ptr<scalar_t>();
     scalar_t* result = out.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, n, std::max<std::int64_t>(1, kPixelsPerTask / size), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const Mix& mix = mixes[static_cast<std::size_t>(i)];
-        mix_image(in + i * size, in + mix.partner * size, mix, channels, height, width, result + i * size);
-      }
-    });
+    at::parallel_for(
+        0, n, std::max<std::int64_t>(1, kPixelsPerTask / size), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            const Mix& mix = mixes[static_cast<std::size_t>(i)];
+            mix_image(in + i * size, in + mix.partner * size, mix, channels, height, width, result + i * size);
+          }
+        });
   });
   return out;
 }
@@ -123,7 +124,7 @@ at::Tensor mix_composed(const at::Tensor& pixels, const at::Tensor& rows) {
 
 void pack_mix(const Mix& mix, std::int64_t* out) {
   const std::int64_t row[kMixColumns] = {
-      mix.partner, std::bit_cast<std::int32_t>(mix.weight), mix.box_y, mix.box_x, mix.box_y + mix.box_h,
+      mix.partner,          std::bit_cast<std::int32_t>(mix.weight), mix.box_y, mix.box_x, mix.box_y + mix.box_h,
       mix.box_x + mix.box_w};
   std::copy_n(row, kMixColumns, out);
 }

@@ -1,6 +1,6 @@
-// Mixup and CutMix: what becomes of a sample's normalised pixels and of its label where it is mixed with another one of
-// its batch. On the CPU and from composed tensor operations on any device; kernels/cuda/pixels.cu does the same, to the
-// same bits. Inside data/ only.
+// Mixup and CutMix: what becomes of a sample's normalised pixels and of its label where it is mixed with another one
+// of its batch. On the CPU and from composed tensor operations on any device; kernels/cuda/pixels.cu does the same,
+// to the same bits. Inside data/ only.
 #pragma once
 
 #include <cstdint>

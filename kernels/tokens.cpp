@@ -1,7 +1,9 @@
-// Which problems of tokens.h are well-formed and covered.
+// Which problems of tokens.h and trivial.h are well-formed and covered.
 #include "kernels/tokens.h"
 
 #include <cmath>
+
+#include "kernels/trivial.h"
 
 namespace axial::kernels {
 
@@ -83,6 +85,20 @@ Status supported(const PixelsProblem& problem) {
   }
   if (!fits(problem.channels, problem.height, problem.width) || problem.count > kMaxSample) {
     return failure(Code::kUnsupported, "pixels: %lld images of %lld x %lld x %lld; the limits are 2^31 - 1",
+                   number(problem.count), number(problem.channels), number(problem.height), number(problem.width));
+  }
+  return {};
+}
+
+Status supported(const TrivialProblem& problem) {
+  if (problem.count < 0 || problem.channels < 1 || problem.height < 1 || problem.width < 1) {
+    return failure(Code::kInvalid, "trivial: %lld images of %lld x %lld x %lld", number(problem.count),
+                   number(problem.channels), number(problem.height), number(problem.width));
+  }
+  if (problem.channels > kTrivialChannels || !fits(problem.channels, problem.height, problem.width) ||
+      problem.count > kMaxSample) {
+    return failure(Code::kUnsupported,
+                   "trivial: %lld images of %lld x %lld x %lld; the limits are 16 channels and 2^31 - 1 values",
                    number(problem.count), number(problem.channels), number(problem.height), number(problem.width));
   }
   return {};

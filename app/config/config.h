@@ -49,7 +49,8 @@ struct DataConfig {
 
 struct AugmentConfig {
   std::int64_t pad_crop;
-  bool flip;
+  bool trivial;
+  bool flip, alternate_flip;
   double erase;
   std::vector<double> erase_area;    // least, greatest
   std::vector<double> scale, ratio;  // random resized crop: least and greatest area and proportions; scale empty: off

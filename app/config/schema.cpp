@@ -152,7 +152,14 @@ std::vector<Key> make_schema() {
   add("augment.pad_crop", FIELD(augment.pad_crop), "0", integer(0, 256), "pixels",
       "zero padding on each side before a random crop to the old size; 0: off", "crop random_crop padding");
   add("augment.flip", FIELD(augment.flip), "false", any(), "",
-      "mirror half of the images left to right", "hflip horizontal_flip");
+      "mirror half of the images left to right (timm's hflip 0.5)", "hflip horizontal_flip random_flip");
+  add("augment.alternate_flip", FIELD(augment.alternate_flip), "false", any(), "",
+      "mirror each image in every other epoch, one half of them in even ones, instead of by chance (Jordan 2024)",
+      "alternating_flip");
+  add("augment.trivial", FIELD(augment.trivial), "false", any(), "",
+      "TrivialAugment Wide: one of 14 operations (shear, translate, rotate, brightness, colour, contrast, sharpness, "
+      "posterise, solarise, auto-contrast, equalise, none) of random strength on each image, before the others",
+      "trivial_augment trivialaugment autoaugment auto_augment aa randaugment");
   add("augment.erase", FIELD(augment.erase), "0", real(0, 1), "",
       "probability of erasing one random rectangle", "random_erasing reprob cutout");
   add("augment.erase_area", FIELD(augment.erase_area), "[0.02, 0.33]", list(above(0, 1), 2, 2), "of the image",

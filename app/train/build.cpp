@@ -250,7 +250,9 @@ data::BatchOptions batch_options(const Config& config, const ImageSpec& spec, bo
   o.std = spec.std;
   if (training) {
     o.augment.pad_crop = config.augment.pad_crop;
+    o.augment.trivial = config.augment.trivial;
     o.augment.flip = config.augment.flip;
+    o.augment.alternate_flip = config.augment.alternate_flip;
     o.augment.erase = config.augment.erase;
     o.augment.erase_min_area = config.augment.erase_area[0];
     o.augment.erase_max_area = config.augment.erase_area[1];

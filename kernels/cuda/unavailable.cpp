@@ -5,6 +5,7 @@
 #include "kernels/pass.h"
 #include "kernels/tokens.h"
 #include "kernels/update.h"
+#include "kernels/trivial.h"
 
 namespace axial::kernels::cuda {
 
@@ -91,6 +92,8 @@ Status stem_backward(const StemProblem&, const void*, const StemGradients&, void
 }
 
 Status pixels(const PixelsProblem&, void*, CUstream_st*) { return unavailable(); }
+
+Status trivial(const TrivialProblem&, std::uint8_t*, CUstream_st*) { return unavailable(); }
 
 Status max_pool(const MaxPoolProblem&, const void*, void*, std::uint8_t*, CUstream_st*) { return unavailable(); }
 

@@ -56,6 +56,20 @@ TEST(Augment, FlipIsAFlipOfAboutHalf) {
   EXPECT_LT(flips, 32);
 }
 
+TEST(Augment, AlternatingFlipMirrorsInEveryOtherEpoch) {
+  const at::Tensor plain = plain_images(), mirrored = plain.flip(3);
+  const at::Tensor first = augmented({.alternate_flip = true}, 0), second = augmented({.alternate_flip = true}, 1);
+  // In the first epoch a flip's own draws; in the second all others.
+  EXPECT_TRUE(at::equal(first, augmented({.flip = true}, 0)));
+  for (std::int64_t i = 0; i < kCount; ++i) {
+    EXPECT_TRUE(at::equal(second[i], at::equal(first[i], plain[i]) ? mirrored[i] : plain[i])) << i;
+  }
+  for (const std::int64_t epoch : {2, 3, 10, 11}) {
+    EXPECT_TRUE(at::equal(augmented({.alternate_flip = true}, epoch), epoch % 2 == 0 ? first : second)) << epoch;
+    EXPECT_TRUE(at::equal(augmented({.flip = true, .alternate_flip = true}, epoch), epoch % 2 == 0 ? first : second));
+  }
+}
+
 TEST(Augment, CropIsAWindowOfThePaddedImage) {
   const std::int64_t pad = 2;
   const Dataset set = noisy();
@@ -213,11 +227,12 @@ TEST(Augment, SamePixelsOnTheGpu) {
   if (!at::hasCUDA() || at::getNumGPUs() == 0) GTEST_SKIP() << "no CUDA device";
   const Dataset set = noisy();
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    for (const AugmentOptions& augment : {AugmentOptions{}, AugmentOptions{.flip = true},
-                                          AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5},
-                                          AugmentOptions{.mixup = 0.8},
-                                          AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5, .mixup = 0.8,
-                                                         .cutmix = 1, .mix_probability = 0.8}}) {
+    for (const AugmentOptions& augment :
+         {AugmentOptions{}, AugmentOptions{.flip = true}, AugmentOptions{.pad_crop = 4, .flip = true, .erase = 0.5},
+          AugmentOptions{.mixup = 0.8}, AugmentOptions{.trivial = true},
+          AugmentOptions{.pad_crop = 2, .trivial = true, .alternate_flip = true, .mixup = 0.8, .cutmix = 1},
+          AugmentOptions{
+              .pad_crop = 4, .flip = true, .erase = 0.5, .mixup = 0.8, .cutmix = 1, .mix_probability = 0.8}}) {
       Batches cpu(set, with(augment, 16, true), at::kCPU, type), gpu(set, with(augment, 16, true), at::kCUDA, type);
       for (std::int64_t i = 0; i < cpu.per_epoch(); ++i) {
         const Batch a = cpu.get(2, i), b = gpu.get(2, i);

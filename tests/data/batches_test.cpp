@@ -229,7 +229,7 @@ TEST(Batches, FromFilesAreThoseFromMemory) {
   EXPECT_FALSE(memory.pictures);
   EXPECT_TRUE(at::equal(image_of(files, 5), image_of(memory, 5)));
   BatchOptions options = sized(4, true, false, 3);
-  options.augment = {.pad_crop = 2, .flip = true, .erase = 0.5, .mixup = 0.8, .cutmix = 1};
+  options.augment = {.pad_crop = 2, .trivial = true, .flip = true, .erase = 0.5, .mixup = 0.8, .cutmix = 1};
   Batches whole(memory, options, at::kCPU, at::kFloat);
   for (const std::int64_t workers : {1, 4}) {
     for (const std::int64_t prefetch : {1, 9}) {

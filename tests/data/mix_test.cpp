@@ -112,7 +112,8 @@ TEST(Mix, EachKindHasItsShare) {
     mixed += 1;
     cut += mix.box_h > 0;
     // The draws of one are those that it has alone.
-    const Mix alone = draw_mix(mix.box_h > 0 ? AugmentOptions{.cutmix = 1} : AugmentOptions{.mixup = 0.8}, 13, i, 28, 28);
+    const Mix alone =
+        draw_mix(mix.box_h > 0 ? AugmentOptions{.cutmix = 1} : AugmentOptions{.mixup = 0.8}, 13, i, 28, 28);
     EXPECT_EQ(mix.weight, alone.weight);
     EXPECT_EQ(mix.box_y, alone.box_y);
     EXPECT_EQ(mix.box_x, alone.box_x);
@@ -132,8 +133,7 @@ TEST(Mix, OtherAugmentationsKeepTheirDraws) {
     pack_map(draw_map(alone, 21, i, 28, 28), a);
     pack_map(draw_map(mixed, 21, i, 28, 28), b);
     EXPECT_TRUE(std::equal(a, a + kPackedColumns, b));
-    EXPECT_EQ(draw_mix(mixed, 21, i, 28, 28).weight,
-              draw_mix({.mixup = 1, .cutmix = 1}, 21, i, 28, 28).weight);
+    EXPECT_EQ(draw_mix(mixed, 21, i, 28, 28).weight, draw_mix({.mixup = 1, .cutmix = 1}, 21, i, 28, 28).weight);
   }
 }
 
@@ -155,8 +155,8 @@ TEST(Mix, BatchesAreMixedWithTheirReverse) {
     EXPECT_TRUE(at::equal(mixed.partner_labels, own.labels.flip(0)));
     const at::Tensor others = own.images.flip(0);
     for (std::int64_t i = 0; i < own.index.size(0); ++i) {
-      const Mix mix = draw_mix(augment, stream_key(5, 3, Stream::kAugment), own.index[i].item<std::int64_t>(), kHeight,
-                               kWidth);
+      const Mix mix =
+          draw_mix(augment, stream_key(5, 3, Stream::kAugment), own.index[i].item<std::int64_t>(), kHeight, kWidth);
       EXPECT_EQ(mixed.weights[i].item<float>(), mix.weight);
       at::Tensor expected = own.images[i].clone();
       const auto box = [&](const at::Tensor& image) {

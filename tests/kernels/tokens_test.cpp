@@ -282,7 +282,8 @@ TEST_F(TokenKernels, PixelsAreCopiedAndMixed) {
             if (kind == 1 && y >= y0 && y < y1 && x >= x0 && x < x1) value = other;
             if (kind != 2) continue;
             const float own = static_cast<float>(weight * value), rest = static_cast<float>((1 - weight) * other);
-            value = dtype == DType::kFloat64 ? weight * value + (1 - weight) * other : static_cast<double>(own + rest);
+            value =
+                dtype == DType::kFloat64 ? weight * value + (1 - weight) * other : static_cast<double>(own + rest);
           }
         }
         expected = Array(dtype, count * size).set(expected);  // rounded
