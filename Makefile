@@ -3,7 +3,7 @@
 PRESET ?= release
 BUILD = $(if $(filter cpu,$(PRESET)),build-cpu,build)
 
-.PHONY: setup build demo test keys
+.PHONY: setup build demo test keys fuzz
 setup:
 	@bash cmake/setup.sh
 
@@ -16,6 +16,13 @@ demo: build
 
 test: build
 	ctest --preset $(PRESET)
+
+# Each fuzz target for so many seconds, with clang: make fuzz FUZZ_SECONDS=300
+FUZZ_SECONDS ?= 30
+fuzz: setup
+	cmake --preset fuzz
+	cmake --build --preset fuzz
+	tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
 
 # The tables of keys in configs/README.md, after a change of app/config/schema.cpp.
 keys: build

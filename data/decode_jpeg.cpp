@@ -16,6 +16,7 @@ namespace {
 
 // A progressive file may repeat its scans without end, each one as costly as an image.
 constexpr int kMostScans = 500;
+constexpr std::int64_t kMostPixelsPerByte = 512;  // a block of 64 takes at least one bit, that of its mean value
 
 // libjpeg reports errors by a callback that must not return. Everything that outlives a jump is in here,
 // and the functions that are jumped out of hold nothing with a destructor.
@@ -137,6 +138,10 @@ Pixels decode_jpeg(const std::filesystem::path& path, const std::vector<std::uin
   if (pixels.height * pixels.width > kMostPixels) {
     fail(path, "JPEG of " + std::to_string(pixels.width) + " x " + std::to_string(pixels.height) +
                    " pixels, expected at most " + std::to_string(kMostPixels));
+  }
+  if (pixels.height * pixels.width > kMostPixelsPerByte * static_cast<std::int64_t>(file.size())) {
+    fail(path, "JPEG promises " + std::to_string(pixels.width) + " x " + std::to_string(pixels.height) +
+                   " pixels, more than its " + std::to_string(file.size()) + " bytes can hold");
   }
   const J_COLOR_SPACE stored = jpeg.jpeg_color_space;
   const bool cmyk = stored == JCS_CMYK || stored == JCS_YCCK;

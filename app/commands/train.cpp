@@ -39,14 +39,16 @@ fs::path newest_run(const fs::path& root) {
   return newest;
 }
 
-// Of a run that was killed before its first last.safetensors, or whose disk was full: what there is instead.
-std::string other_checkpoint(const fs::path& checkpoints) {
+// Of a run that was killed before its first last.safetensors, whose disk was full, or whose last one is damaged: what
+// there is instead of it.
+std::string other_checkpoint(const fs::path& checkpoints, const fs::path& damaged = {}) {
   fs::path newest;
   fs::file_time_type newest_time;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(checkpoints, ignored)) {
     const auto time = fs::last_write_time(entry.path(), ignored);
     if (entry.path().extension() != ".safetensors" || (!newest.empty() && time <= newest_time)) continue;
+    if (entry.path().filename() == damaged.filename()) continue;
     newest = entry.path();
     newest_time = time;
   }
@@ -69,7 +71,8 @@ std::pair<fs::path, fs::path> resume_paths(const TrainArguments& a) {
   if (!is_there(from)) throw RunError(from.string() + ": no such file or folder to resume from");
   const fs::path folder = fs::absolute(from).parent_path();
   if (folder.filename() == "checkpoints") return {from, folder.parent_path()};
-  if (a.output.empty()) throw RunError(from.string() + ": not in a run's checkpoints folder; name the run with --output DIR");
+  if (a.output.empty())
+    throw RunError(from.string() + ": not in a run's checkpoints folder; name the run with --output DIR");
   return {from, a.output};
 }
 
@@ -102,6 +105,14 @@ std::string change_note(const std::string& path, const Config& before, const Con
   return note;
 }
 
+CheckpointInfo info_to_resume(const fs::path& checkpoint) {
+  try {
+    return checkpoint_info(read_safetensors(checkpoint), checkpoint);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + other_checkpoint(checkpoint.parent_path(), checkpoint));
+  }
+}
+
 void prepare_resume(const TrainArguments& a, TrainRequest& request) {
   fs::path own;
   std::tie(request.checkpoint, own) = resume_paths(a);
@@ -111,7 +122,7 @@ void prepare_resume(const TrainArguments& a, TrainRequest& request) {
   const bool same = request.run == own || fs::equivalent(request.run, own, ignored);
   const bool in_own = same && fs::absolute(request.checkpoint).parent_path().filename() == "checkpoints";
   request.mode = in_own ? RunDirectory::Mode::kResume : RunDirectory::Mode::kNew;
-  CheckpointInfo info = checkpoint_info(read_safetensors(request.checkpoint), request.checkpoint);
+  CheckpointInfo info = info_to_resume(request.checkpoint);
   request.threads = info.threads;
   request.config = override_config(info.config, a.configs, a.overrides);
   make_paths_absolute(info.config);

@@ -60,7 +60,7 @@ std::vector<Record> parse(const std::string& text) {
   return records;
 }
 
-std::string rows_before(const fs::path& path, const std::vector<std::string>& columns, std::int64_t resume_step) {
+std::string rows_before(const fs::path& path, const std::vector<std::string>& columns, std::int64_t resume_at) {
   const auto fail = [&](const std::string& what) { throw RunError(path.string() + ": " + what); };
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) fail("is a folder, expected a file; move it away");
@@ -76,9 +76,6 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
     expected.pop_back();
     fail("expected the columns " + expected + ", found " + found + "; move the file away to start a new one");
   }
-  std::size_t step_column = 0;
-  while (step_column < columns.size() && columns[step_column] != "step") ++step_column;
-  if (step_column == columns.size()) throw std::invalid_argument("MetricsCsv: resuming needs a column 'step'");
 
   std::string kept;
   for (std::size_t i = 1; i < records.size(); ++i) {
@@ -87,21 +84,21 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
     if (fields.size() != columns.size()) {
       bad("expected " + std::to_string(columns.size()) + " values, found " + std::to_string(fields.size()));
     }
-    const std::string& number = fields[step_column];
-    std::int64_t step = 0;
-    const auto result = std::from_chars(number.data(), number.data() + number.size(), step);
+    const std::string& number = fields[0];
+    std::int64_t position = 0;
+    const auto result = std::from_chars(number.data(), number.data() + number.size(), position);
     if (result.ec != std::errc() || result.ptr != number.data() + number.size())
-      bad("expected an integer as step, found '" + number + "'");
-    if (step < resume_step) kept += records[i].raw;
+      bad("expected an integer as " + columns[0] + ", found '" + number + "'");
+    if (position < resume_at) kept += records[i].raw;
   }
   return kept;
 }
 
 }  // namespace
 
-MetricsCsv::MetricsCsv(fs::path path, std::vector<std::string> columns, std::int64_t resume_step)
+MetricsCsv::MetricsCsv(fs::path path, std::vector<std::string> columns, std::int64_t resume_at)
     : path_(std::move(path)), columns_(columns.size()) {
-  const std::string rows = resume_step >= 0 ? rows_before(path_, columns, resume_step) : "";
+  const std::string rows = resume_at >= 0 ? rows_before(path_, columns, resume_at) : "";
   try {
     AtomicFile file(path_);
     file.write(join(columns) + rows);

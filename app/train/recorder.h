@@ -16,10 +16,10 @@ namespace axial::app {
 
 class Recorder {
  public:
-  // Makes the folder and opens everything. resume_step: records at or past it are void; -1: a new run. Throws
-  // RunError.
+  // Makes the folder and opens everything. Rows from resume_epoch on and TensorBoard's records from resume_step on are
+  // void; -1: a new run. Throws RunError.
   Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
-           std::int64_t resume_step);
+           std::int64_t resume_epoch, std::int64_t resume_step);
   // The log's file stays open for the error that may end the run; who ends it well closes it.
 
   const RunDirectory& run() const { return run_; }

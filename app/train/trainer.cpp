@@ -82,7 +82,9 @@ std::string Trainer::position_now() const {
 
 void Trainer::open_run(const std::filesystem::path& folder) {
   const bool resumed = !request_.checkpoint.empty();
-  recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? state_.progress.updates + 1 : -1);
+  const Progress& p = state_.progress;
+  recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? p.epoch + 1 : -1,
+                                         resumed ? p.updates + 1 : -1);
   run_ = &recorder_->run();
   log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +

@@ -84,6 +84,9 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"augment.mixup=0.8", "augment.cutmix=1", "augment.mix_probability=0.9",
                                              "train.accumulate=2", "augment.trivial=true",
                                              "augment.alternate_flip=true"},
+                    // the first updates overflow and are skipped, some of them before the stop
+                    std::vector<std::string>{"optim.name=muon", "train.precision=float16", "train.accumulate=2",
+                                             "train.loss_scale=16777216", "model.head_dropout=0.1"},
                     std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
                     std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
                     std::vector<std::string>{"train.device=cuda", "train.precision=float16"},

@@ -1,6 +1,9 @@
 // What is refused before a run starts, what a refused start leaves (nothing), and what a resumed one may be.
 
+#include <csignal>
 #include <fstream>
+
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -118,6 +121,32 @@ TEST_F(Start, WhereThereIsNoLastCheckpointTheOthersAreNamed) {
   ASSERT_EQ(run(small("run", {"--stop-after", "1"})).code, 0);
   fs::remove(folder_ / "run" / "checkpoints" / "last.safetensors");
   expect_error(run({"train", "--resume=run"}), 1, {"no checkpoints/last.safetensors", "--resume=run/checkpoints/"});
+  // and where there is one that is damaged
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  fs::copy_file(folder_ / "run" / "checkpoints" / "best.safetensors", last);
+  fs::resize_file(last, fs::file_size(last) / 2);
+  const Outcome damaged = run({"train", "--resume=run"});
+  expect_error(damaged, 1, {"last.safetensors: ", "cut short", "; there is --resume=run/checkpoints/"});
+  EXPECT_EQ(damaged.err.find("--resume=run/checkpoints/last"), std::string::npos) << damaged.err;
+}
+
+TEST_F(Start, ASecondProcessIsRefusedAndALockThatIsLeftIsNot) {
+  Program first(small("run", {"train.epochs=1000"}), folder_);
+  while (first.running() && !fs::exists(folder_ / "run" / "checkpoints" / "last.safetensors")) ::usleep(1000);
+  ::kill(first.pid(), SIGSTOP);
+  const std::string before = read_file(folder_ / "run" / "train.log");
+  const std::string holder = "another process (" + std::to_string(first.pid()) + ") is writing this run";
+  for (const std::vector<std::string>& second :
+       {std::vector<std::string>{"train", "--resume=run"}, small("run", {"--overwrite"})}) {
+    const Outcome o = run(second);
+    EXPECT_EQ(o.code, 1);
+    EXPECT_NE(o.err.find(holder), std::string::npos) << o.err;
+  }
+  EXPECT_EQ(read_file(folder_ / "run" / "train.log"), before) << "a refused process wrote";
+  ::kill(first.pid(), SIGKILL);
+  first.wait();
+  ASSERT_TRUE(fs::exists(folder_ / "run" / ".lock")) << "the file stays; what it held died with the process";
+  EXPECT_EQ(run({"train", "--resume=run", "--stop-after", "1"}).code, 0);
 }
 
 TEST_F(Start, OtherImagesAreNotedOnResumeAndEval) {

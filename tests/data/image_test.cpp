@@ -212,6 +212,15 @@ TEST(Jpeg, Case27HugePromiseIsRefusedFromTheHeader) {
   }
   write(dir / "a.jpg", bytes);
   expect_parts(error_of_reading(dir / "a.jpg"), {"64250 x 64250", "at most 100000000"});
+  // Fewer, and still more than so few bytes can hold: refused before there is room for them.
+  for (std::size_t at = 0; at + 9 < bytes.size(); ++at) {
+    if (bytes[at] == 0xff && bytes[at + 1] == 0xc0) {
+      for (const std::size_t i : {5u, 7u}) bytes[at + i] = 0x20, bytes[at + i + 1] = 0;
+    }
+  }
+  write(dir / "a.jpg", bytes);
+  expect_parts(error_of_reading(dir / "a.jpg"),
+               {"JPEG promises 8192 x 8192", "more than its " + std::to_string(bytes.size()) + " bytes can hold"});
 }
 
 TEST(Images, Case27WhatIsNoImageIsNamed) {
