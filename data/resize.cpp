@@ -97,7 +97,7 @@ void resize(const Pixels& in, const Region& region, const Planes& out) {
   const std::int64_t channels = in.channels, width = out.width;
   const Filter along_x = make_filter(region.x, region.width, in.width, width);
   const Filter along_y = make_filter(region.y, region.height, in.height, out.height);
-  if (channels == 3 && resize_rgb_avx2(in, along_x, along_y, out)) return;
+  if (channels == 3 && resize_rgb_fast(in, along_x, along_y, out)) return;
   // The rows that some output needs, narrowed: middle[c][row][x].
   const std::int64_t begin = along_y.first.front(), end = along_y.first.back() + along_y.count.back();
   const std::int64_t plane = (end - begin) * width;

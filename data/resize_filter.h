@@ -17,7 +17,8 @@ struct Filter {
   std::int32_t most = 0;
 };
 
-// RGB with AVX2; false where the processor lacks it, and nothing is done. To the same bytes as without.
-bool resize_rgb_avx2(const Pixels& in, const Filter& along_x, const Filter& along_y, const Planes& out);
+// RGB with the processor's vectors; false where it has none that are faster, and nothing is done. To the same bytes as
+// without.
+bool resize_rgb_fast(const Pixels& in, const Filter& along_x, const Filter& along_y, const Planes& out);
 
 }  // namespace axial::data
