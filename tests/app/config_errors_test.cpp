@@ -133,7 +133,7 @@ TEST(ConfigErrors, WrongFiles) {
   };
   EXPECT_EQ(load(scratch / "none.yaml"),
             (scratch / "none.yaml").string() + ": cannot be read: No such file or directory");
-  EXPECT_HAS(load(scratch.path()), scratch.path().string() + ": cannot be read: Is a directory");
+  EXPECT_HAS(load(scratch.path()), scratch.path().string() + ": is a folder, expected a configuration file");
   testing::put(scratch / "big.yaml", std::string(2 << 20, '#'));
   EXPECT_HAS(load(scratch / "big.yaml"), "found more than 1 MiB");
   testing::put(scratch / "binary.yaml", std::string("a: \0b", 5));
