@@ -14,6 +14,7 @@
 #include "app/train/state.h"
 #include "app/version.h"
 #include "kernels/kernels.h"
+#include "model/mlp.h"
 #include "model/pass.h"
 #if defined(AXIAL_WITH_CUDA)
 #include <cuda_runtime_api.h>
@@ -31,11 +32,13 @@ at::ScalarType parse_type(const std::string& text) {
   throw ConfigError("command line: --kernel: dtype " + text + ": expected float64, float32, tf32, bfloat16 or float16");
 }
 
-// Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...".
+// Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...": of the layer, and of an MLP twice as wide.
 std::string kernel_lines(const std::int64_t (&n)[5], at::ScalarType dtype) {
-  std::string text = "cpu:  " + describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCPU) + "\n";
-  if (cuda_problem().empty()) text += "cuda: " + describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, at::kCUDA) + "\n";
-  return text;
+  const auto on = [&](const std::string& name, at::Device device) {
+    return name + describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, device) + "\n" + name + "MLP (ratio 2) " +
+           describe_mlp(n[0] * n[1] * n[2], n[3], 2 * n[3], dtype, device) + "\n";
+  };
+  return on("cpu:  ", at::kCPU) + (cuda_problem().empty() ? on("cuda: ", at::kCUDA) : "");
 }
 
 void describe_kernel(const std::vector<std::string>& shape) {
