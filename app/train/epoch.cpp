@@ -181,7 +181,8 @@ void Trainer::save_epoch(bool due) {
   for (const auto& [epoch, value] : p.top) best.push_back(epoch);
   const bool among_best = std::find(best.begin(), best.end(), p.epoch) != best.end();
   if (among_best || (due && config_.train.keep_last > 0)) save(run_->epoch(p.epoch));
-  if (config_.train.keep_last > 0 || config_.train.keep_best > 0) run_->keep_last(config_.train.keep_last, best);
+  if (config_.train.keep_last > 0 || config_.train.keep_best > 0)
+    run_->keep_last(config_.train.keep_last, p.epoch, best);
 }
 
 }  // namespace axial::app
