@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/kernels.h"
+#include "model/anomaly.h"
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/init.h"
@@ -77,7 +78,12 @@ torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomSt
               " tokens, got x ", x.sizes());
   const RandomState drawn = is_training() ? random : RandomState{};
   const Axis second = options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow;
-  return pass(pass(x, options_.first, drawn), second, drawn);
+  const auto name = [](Axis axis) { return axis == Axis::kRow ? "row pass" : "column pass"; };
+  const torch::Tensor between = pass(x, options_.first, drawn);
+  observe(this, name(options_.first), between);
+  const torch::Tensor y = pass(between, second, drawn);
+  observe(this, name(second), y);
+  return y;
 }
 
 }  // namespace axial

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/anomaly.h"
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/init.h"
@@ -28,9 +29,11 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
   options.backend = options_.attention.backend;
   options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, is_training() ? random : RandomState{},
                                       options_.attention.stream + 4, accumulate_type(x.scalar_type()));  // [B]
-  return mlp(x,
-             {mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight, mlp_down_->bias},
-             options);
+  const torch::Tensor y =
+      mlp(x, {mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight, mlp_down_->bias},
+          options);
+  observe(this, "MLP", y);
+  return y;
 }
 
 }  // namespace axial

@@ -4,6 +4,7 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "model/anomaly.h"
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/init.h"
@@ -86,17 +87,25 @@ torch::Tensor AxialClassifierImpl::embed(const torch::Tensor& images) {
 
 torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const RandomState& random) {
   const auto type = images.scalar_type();
+  observe(this, "the augmentation (images)", images);
   torch::Tensor x = embed(images);  // [B, H, W, D]
+  observe(stem_.get(), "", x);
   for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-    if (stage > 0) x = merges_[stage - 1]->forward(x);
+    if (stage > 0) {
+      x = merges_[stage - 1]->forward(x);
+      observe(merges_[stage - 1].get(), "", x);
+    }
     for (AxialBlock& block : stages_[stage]) x = block->forward(x, random);
   }
   x = normalised_mean(x, norm_->weight, norm_->bias, norm_->options.eps(), options_.backend);  // [B, D]
+  observe(norm_.get(), "mean over tokens", x);
   const torch::Tensor scale =
       feature_scale(x.size(0), x.size(1), options_.head_dropout, is_training() ? random : RandomState{}, kHeadStream,
                     accumulate_type(type));  // [B, D]
   if (scale.defined()) x = (x * scale).to(type);
-  return torch::linear(x, head_->weight.to(type), head_->bias.to(type));  // [B, classes]
+  x = torch::linear(x, head_->weight.to(type), head_->bias.to(type));  // [B, classes]
+  observe(head_.get(), "", x);
+  return x;
 }
 
 }  // namespace axial

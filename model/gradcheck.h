@@ -32,4 +32,15 @@ struct GradcheckOptions {
 // Runs every check on `device`. Nothing is thrown for a failed check: look at `passed`.
 std::vector<GradcheckResult> gradcheck(at::Device device, const GradcheckOptions& options = {});
 
+// A block of a model, small: what one is made of, in the type that it will run in.
+struct BlockCase {
+  std::int64_t batch = 1, height = 1, width = 1, dim = 64, heads = 4, hidden = 128;
+  bool relative_bias = false;
+  at::ScalarType type = at::kFloat;
+  bool tf32 = false;
+};
+
+// Both passes and the MLP of the fused backend against the reference in float64, forward and every gradient.
+std::vector<GradcheckResult> check_block(const BlockCase& block, at::Device device, std::uint64_t seed);
+
 }  // namespace axial

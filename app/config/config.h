@@ -93,7 +93,9 @@ struct TrainConfig {
   std::string freeze;        // patterns of parameters that stay as they are
   std::string output;        // folder in which run directories are made
   bool tensorboard;
-  bool cuda_graph;  // where the step can be recorded
+  bool cuda_graph;         // where the step can be recorded
+  bool detect_anomaly;     // name the layer whose output or gradient is not finite
+  std::string self_check;  // auto (on a GPU), true, false
 };
 
 struct Config {

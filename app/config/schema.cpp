@@ -256,6 +256,12 @@ std::vector<Key> make_schema() {
   add("train.cuda_graph", FIELD(train.cuda_graph), "true", any(), "",
       "on a GPU, replay the steps of full batches as a CUDA graph, where they can be recorded; changes no result",
       "cuda_graphs use_cuda_graph graphs");
+  add("train.detect_anomaly", FIELD(train.detect_anomaly), "false", any(), "",
+      "name the first layer whose output or gradient is not finite; looks at every layer of every step, waits for each "
+      "and records no CUDA graph: several times slower, for finding a fault", "detect_anomalies anomaly_detection");
+  add("train.self_check", FIELD(train.self_check), "auto", one_of({"auto", "true", "false"}), "",
+      "before training, compare the kernels with the reference backend on blocks of the model's shapes, forward and "
+      "backward; auto: on a GPU", "sanity_check check_kernels");
   return keys;
 }
 #undef FIELD
@@ -267,7 +273,7 @@ std::vector<Key> make_schema() {
 constexpr const char* kOnResume[] = {
     "train.epochs",    "train.device",         "train.threads", "train.eval_every",  "train.keep_last",
     "train.log_every", "train.on_nonfinite",   "train.output",  "train.tensorboard", "train.checkpoint_every",
-    "train.cuda_graph",
+    "train.cuda_graph", "train.detect_anomaly", "train.self_check",
     "data.dir",        "data.eval_batch_size", "model.backend", "data.workers",      "data.prefetch",
     "data.cache",      "data.cache_memory",    "data.cache_dir", "train.patience",   "train.keep_best",
     "data.train_list", "data.test_list"};

@@ -177,10 +177,11 @@ void RunDirectory::write_config(const std::string& yaml) const {
   }
 }
 
-void RunDirectory::keep_last(std::int64_t count, const std::vector<std::int64_t>& others) const {
+void RunDirectory::keep_last(std::int64_t count, std::int64_t newest,
+                             const std::vector<std::int64_t>& others) const {
   std::vector<std::pair<std::int64_t, fs::path>> epochs;
   for (const fs::path& file : files_in(path_ / "checkpoints")) {
-    if (const std::int64_t number = epoch_number(file.filename().string()); number >= 0)
+    if (const std::int64_t number = epoch_number(file.filename().string()); number >= 0 && number <= newest)
       epochs.emplace_back(number, file);
   }
   std::sort(epochs.begin(), epochs.end());

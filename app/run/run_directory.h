@@ -33,8 +33,9 @@ class RunDirectory {
   std::filesystem::path best() const { return path_ / "checkpoints" / "best.safetensors"; }
   std::filesystem::path epoch(std::int64_t number) const;  // checkpoints/epoch-0007.safetensors
   void write_config(const std::string& yaml) const;        // atomically
-  // removes epoch-*.safetensors but the last `count` and those of `others`
-  void keep_last(std::int64_t count, const std::vector<std::int64_t>& others = {}) const;
+  // Removes epoch-*.safetensors but the last `count` up to `newest`, and those of `others`. What is newer is of a run
+  // that went back to an older checkpoint, and stays until it is written anew.
+  void keep_last(std::int64_t count, std::int64_t newest, const std::vector<std::int64_t>& others = {}) const;
 
  private:
   std::filesystem::path path_;

@@ -12,6 +12,7 @@
 #include "app/train/report.h"
 #include "app/train/schedule.h"
 #include "app/train/signals.h"
+#include "model/anomaly.h"
 #include "model/classifier.h"
 
 namespace axial::app {
@@ -37,12 +38,16 @@ void Trainer::train_epoch() {
       look(0);
       step_.fill_rates(updates_per_epoch_ * config_.train.epochs);
     }
-    step_.run(next, std::min(config_.train.accumulate, per_epoch_ - p.batch));
+    {
+      const AnomalyScope scope(anomaly_.get());
+      step_.run(next, std::min(config_.train.accumulate, per_epoch_ - p.batch));
+    }
+    if (anomaly_) culprit_ = anomaly_->take();
     if (!graph_told_) tell_of_graph();
     unsaved_ = true;
     tried_ += 1;
     watch_.ask(state_.control.values(), {p.epoch, p.batch, tried_, p.images, p.batch >= per_epoch_});
-    look(Watch::kMost - 1);
+    look(anomaly_ ? 0 : Watch::kMost - 1);
   }
   look(0);
 }
@@ -75,19 +80,23 @@ void Trainer::see(const Sighting& sighting) {
     fail_nonfinite(where, "gradient norm", r.norm);
   }
   if (skipped) {
-    log::warning(where + ": " + (std::isfinite(r.loss) ? "a gradient" : "the loss") +
-                 " is not finite; update skipped" +
+    log::warning(where + ": " + (std::isfinite(r.loss) ? "a gradient" : "the loss") + " is not finite" +
+                 first_culprit() + "; update skipped" +
                  (overflow ? ", loss scale now " + std::to_string(static_cast<long long>(r.loss_scale)) : ""));
   }
   report_progress(sighting);
 }
+
+// What train.detect_anomaly found, as a part of a sentence.
+std::string Trainer::first_culprit() const { return culprit_.empty() ? "" : " (first in " + culprit_ + ")"; }
 
 void Trainer::fail_nonfinite(const std::string& where, const std::string& what, double value) {
   log::progress_done();
   const std::string way_back = last_checkpoint_.empty() ? std::string("no checkpoint was written yet")
                                                         : "the last checkpoint is " + last_checkpoint_.string();
   throw TrainError(where + " (" + std::to_string(state_.progress.updates) + " updates made): the " + what + " is " +
-                   std::to_string(value) + "; stopped, nothing of it was written; " + way_back +
+                   (std::isnan(value) ? "nan" : std::to_string(value)) + first_culprit() +
+                   "; stopped, nothing of it was written; " + way_back +
                    " (lower optim.lr or set train.on_nonfinite=skip)");
 }
 
@@ -181,7 +190,8 @@ void Trainer::save_epoch(bool due) {
   for (const auto& [epoch, value] : p.top) best.push_back(epoch);
   const bool among_best = std::find(best.begin(), best.end(), p.epoch) != best.end();
   if (among_best || (due && config_.train.keep_last > 0)) save(run_->epoch(p.epoch));
-  if (config_.train.keep_last > 0 || config_.train.keep_best > 0) run_->keep_last(config_.train.keep_last, best);
+  if (config_.train.keep_last > 0 || config_.train.keep_best > 0)
+    run_->keep_last(config_.train.keep_last, p.epoch, best);
 }
 
 }  // namespace axial::app

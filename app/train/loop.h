@@ -16,6 +16,10 @@
 #include "app/train/trainer.h"
 #include "app/train/watch.h"
 
+namespace axial {
+class Anomaly;
+}
+
 namespace axial::app {
 
 using Clock = std::chrono::steady_clock;
@@ -27,6 +31,7 @@ inline double seconds_since(Clock::time_point start) {
 class Trainer {
  public:
   explicit Trainer(const TrainRequest& request);
+  ~Trainer();
   TrainResult run();
   void dry_run();
 
@@ -47,6 +52,7 @@ class Trainer {
   Evaluation validate(data::Batches& batches);
   [[noreturn]] void fail_nonfinite(const std::string& where, const std::string& what, double value);
   std::string position_now() const;
+  std::string first_culprit() const;
 
   const Clock::time_point made_ = Clock::now();  // what the time limit counts from
   const TrainRequest& request_;
@@ -57,6 +63,8 @@ class Trainer {
   data::Batches train_batches_, validation_batches_;
   TrainingState state_;
   Step step_;
+  std::unique_ptr<Anomaly> anomaly_;  // null: train.detect_anomaly is off
+  std::string culprit_;               // what it found in the latest update, in words
   Watch watch_;
   std::unique_ptr<Recorder> recorder_;
   const RunDirectory* run_ = nullptr;  // the recorder's

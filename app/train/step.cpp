@@ -57,7 +57,7 @@ Step::Step(const Config& config, TrainingState& state, at::Device device)
     }
   }
 #if defined(AXIAL_WITH_CUDA)
-  graphs_ = config.train.cuda_graph && device.is_cuda();
+  graphs_ = config.train.cuda_graph && device.is_cuda() && !config.train.detect_anomaly;
 #endif
 }
 

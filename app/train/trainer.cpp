@@ -15,8 +15,10 @@
 #include "app/train/initial.h"
 #include "app/train/loop.h"
 #include "app/train/report.h"
+#include "app/train/self_check.h"
 #include "app/train/signals.h"
 #include "app/train/summary.h"
+#include "model/anomaly.h"
 #include "model/classifier.h"
 
 namespace axial::app {
@@ -43,6 +45,7 @@ Trainer::Trainer(const TrainRequest& request)
       state_(config_, spec_, device_),
       step_(config_, state_, device_),
       watch_(device_) {
+  if (config_.train.detect_anomaly) anomaly_ = std::make_unique<Anomaly>(*state_.model);
   check_norm(config_, state_.model->grid(), sets_.train.size());
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
@@ -65,6 +68,8 @@ Trainer::Trainer(const TrainRequest& request)
     if (state_.ema) state_.ema = std::make_unique<Ema>(config_.train.ema_decay, state_.tensors);
   }
 }
+
+Trainer::~Trainer() = default;
 
 bool Trainer::should_stop() const {
   if (SignalGuard::caught() != 0) return true;
@@ -119,6 +124,7 @@ TrainResult Trainer::run() {
   if (!request_.checkpoint.empty() && finished()) {
     result.nothing_to_do = true;
   } else {
+    self_check(config_, state_.model->grid(), device_);
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
     open_run(result.run);
@@ -180,6 +186,7 @@ void Trainer::dry_run() {
     log::info(request_.checkpoint.string() + ": the run is finished; there would be nothing to do");
     return;
   }
+  self_check(config_, state_.model->grid(), device_);
   train_mode(*state_.model);
   const data::Batch batch = train_batches_.get(state_.progress.epoch, 0);
   const MemoryMeter meter;

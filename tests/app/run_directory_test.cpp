@@ -83,16 +83,22 @@ TEST(RunDirectory, TheLastFewEpochsStay) {
   for (const std::int64_t number : {1, 2, 9, 10, 9999, 10000}) put(run.epoch(number), "");
   put(run.last(), "");
   put(run.path() / "checkpoints" / "epoch-x.safetensors", "");
-  run.keep_last(3, {2});
+  run.keep_last(3, 10000, {2});
   EXPECT_EQ(names_in(scratch / "checkpoints"),
             (Names{"epoch-0002.safetensors", "epoch-0010.safetensors", "epoch-10000.safetensors",
                    "epoch-9999.safetensors", "epoch-x.safetensors", "last.safetensors"}));
-  run.keep_last(3);
+  run.keep_last(3, 10000);
   EXPECT_EQ(names_in(scratch / "checkpoints"),
             (Names{"epoch-0010.safetensors", "epoch-10000.safetensors", "epoch-9999.safetensors",
                    "epoch-x.safetensors", "last.safetensors"}));
-  run.keep_last(0);
+  run.keep_last(0, 10000);
   EXPECT_EQ(names_in(scratch / "checkpoints"), (Names{"epoch-x.safetensors", "last.safetensors"}));
+  // Back at epoch 5 of a run that had come to 8: its new checkpoints count, those of later epochs do not.
+  for (const std::int64_t number : {3, 4, 5, 7, 8}) put(run.epoch(number), "");
+  run.keep_last(2, 5);
+  EXPECT_EQ(names_in(scratch / "checkpoints"),
+            (Names{"epoch-0004.safetensors", "epoch-0005.safetensors", "epoch-0007.safetensors",
+                   "epoch-0008.safetensors", "epoch-x.safetensors", "last.safetensors"}));
 }
 
 TEST(RunDirectory, AnyFileOfARunIsARun) {

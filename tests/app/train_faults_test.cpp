@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
@@ -65,6 +66,51 @@ TEST_P(TrainFaultsOn, Case30_ANanLossStopsTheRunAndNamesStepAndMetric) {
   expect_finite(folder_ / "run" / "checkpoints" / "best.safetensors");
 }
 
+TEST_P(TrainFaultsOn, AnomalyDetectionNamesTheLayer) {
+  auto arguments = small_here();
+  arguments.insert(arguments.end(), {"--stop-after", "1"});
+  ASSERT_EQ(run(arguments).code, 0);
+  const fs::path last = folder_ / "run" / "checkpoints" / "last.safetensors";
+  const SafetensorsFile sound = app::read_safetensors(last);
+  const auto planted = [&](const std::string& name, float value) {
+    SafetensorsFile file = sound;
+    for (auto& [key, tensor] : file.tensors) tensor = tensor.clone();
+    file.tensors.at(name).view({-1})[0] = value;
+    app::write_safetensors(last, file);
+    const Outcome o = run({"train", "--resume=run", "train.detect_anomaly=true"});
+    EXPECT_EQ(o.code, 1) << o.err;
+    return o.err;
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [weight, said] : std::map<std::string, std::string>{
+           {"stem.conv0.weight", "the output of stem"},
+           {"blocks.0.attention.row_qkv.weight", "the output of blocks.0.attention, row pass"},
+           {"blocks.1.attention.col_norm.bias", "the output of blocks.1.attention, column pass"},
+           {"blocks.1.mlp_down.bias", "the output of blocks.1, MLP"},
+           {"head.bias", "the output of head"}}) {
+    const std::string err = planted("model." + weight, nan);
+    EXPECT_NE(err.find("is nan (first in " + said + ")"), std::string::npos) << weight << ": " << err;
+  }
+  // A run without a fault takes the same steps to the bit, and names nothing.
+  app::write_safetensors(last, sound);
+  const fs::path usual = folder_ / "usual";
+  fs::copy(folder_ / "run", usual, fs::copy_options::recursive);
+  const Outcome watched = run({"train", "--resume=run", "train.detect_anomaly=true"});
+  EXPECT_EQ(watched.code, 0) << watched.err;
+  EXPECT_EQ(watched.err.find("first in"), std::string::npos) << watched.err;
+  ASSERT_EQ(run({"train", "--resume=usual"}).code, 0);
+  const SafetensorsFile a = app::read_safetensors(last),
+                        b = app::read_safetensors(usual / "checkpoints" / "last.safetensors");
+  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+}
+
+TEST_F(TrainFaults, AnomalyDetectionNamesTheLayerOfASkippedUpdate) {
+  const Outcome o = run(small("run", {"train.precision=float16", "train.loss_scale=16777216", "train.epochs=1",
+                                      "train.detect_anomaly=true"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("a gradient is not finite (first in the gradient "), std::string::npos) << o.err;
+}
+
 TEST_F(TrainFaults, Case30_AnEvaluationThatIsNotFiniteReplacesNoCheckpoint) {
   auto arguments = small("run", {"optim.name=sgd"});
   arguments.insert(arguments.end(), {"--stop-after", "1"});
@@ -104,8 +150,8 @@ TEST_P(TrainFaultsOn, Case30_ANanGradientInMidEpochStopsAtItsUpdate) {
 
 TEST_P(TrainFaultsOn, Case30_SkippedUpdatesLeaveWeightsAndStatisticsFinite) {
   // pixels / 1e-45 overflow: every loss and every running statistic would be NaN
-  const Outcome o = run(small_here({"train.on_nonfinite=skip", "data.mean=0.5", "data.std=1e-45", "train.epochs=2",
-                                "train.keep_last=2"}));
+  const Outcome o = run(small_here(
+      {"train.on_nonfinite=skip", "data.mean=0.5", "data.std=1e-45", "train.epochs=2", "train.keep_last=2"}));
   EXPECT_EQ(o.code, 0) << o.err;
   for (int epoch = 1; epoch <= 2; ++epoch) {
     for (int batch = 1; batch <= 6; ++batch) {
@@ -128,7 +174,8 @@ TEST_P(TrainFaultsOn, Case30_SkippedUpdatesLeaveWeightsAndStatisticsFinite) {
   EXPECT_NE(info.out.find("after epoch 2/2"), std::string::npos) << info.out;
   EXPECT_EQ(run({"eval", "run"}).code, 0);
   // Both epochs made no update; a resume from the first tells them apart all the same.
-  fs::copy_file(folder_ / "run" / "checkpoints" / "epoch-0001.safetensors", last, fs::copy_options::overwrite_existing);
+  fs::copy_file(folder_ / "run" / "checkpoints" / "epoch-0001.safetensors", last,
+                fs::copy_options::overwrite_existing);
   EXPECT_EQ(run({"train", "--resume=run"}).code, 0);
   EXPECT_EQ(lines_of(read_file(folder_ / "run" / "metrics.csv")), 3u) << read_file(folder_ / "run" / "metrics.csv");
 }

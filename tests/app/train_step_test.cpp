@@ -13,8 +13,10 @@
 #include "app/train/control.h"
 #include "app/train/graph.h"
 #include "app/train/optimizer.h"
+#include "app/train/self_check.h"
 #include "app/train/state.h"
 #include "app/train/step.h"
+#include "app/train/trainer.h"
 #include "app/train/watch.h"
 
 namespace axial::test {
@@ -24,6 +26,42 @@ using app::Control;
 using app::Readout;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+
+TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
+  const std::vector<std::string> model = {"model.dim=[16,24,32]", "model.heads=[2,3,4]", "model.depth=[1,1,2]",
+                                          "model.mlp_ratio=3"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), model.begin(), model.end());
+    return app::load_config({}, more);
+  };
+  const std::pair<std::int64_t, std::int64_t> grid{7, 10};
+  const std::vector<BlockCase> cases = app::self_check_cases(with({"train.precision=tf32"}), grid);
+  ASSERT_EQ(cases.size(), 3u) << "one for each stage";
+  EXPECT_EQ(cases[2].height, 2);
+  EXPECT_EQ(cases[2].width, 3);
+  EXPECT_EQ(cases[2].dim, 32);
+  EXPECT_EQ(cases[2].hidden, 96);
+  EXPECT_TRUE(cases[2].tf32);
+  for (const char* precision : {"float32", "bfloat16", "float16"}) {
+    for (const char* bias : {"true", "false"}) {
+      const app::Config config = with({std::string("train.precision=") + precision, "train.self_check=true",
+                                       std::string("model.relative_bias=") + bias});
+      EXPECT_NO_THROW(app::self_check(config, grid, at::kCPU)) << precision << bias;
+      try {
+        app::self_check(config, grid, at::kCPU, 0.05);
+        ADD_FAILURE() << "the planted error was not caught: " << precision;
+      } catch (const app::TrainError& error) {
+        const std::string text = error.what();
+        for (const char* part : {"self-check on cpu: ", "pass row [8, 7, 10, 16]", "likely miscompiled", "at most"}) {
+          EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+        }
+        EXPECT_EQ(text.find('\n'), std::string::npos);
+      }
+    }
+  }
+  EXPECT_NO_THROW(app::self_check(with({}), grid, at::kCPU, 1)) << "auto: on a GPU";
+  EXPECT_NO_THROW(app::self_check(with({"train.self_check=true", "model.backend=reference"}), grid, at::kCPU, 1));
+}
 
 class Counting : public testing::Test {
  protected:
