@@ -95,7 +95,7 @@ struct TrainConfig {
   bool tensorboard;
   bool cuda_graph;         // where the step can be recorded
   bool detect_anomaly;     // name the layer whose output or gradient is not finite
-  std::string self_check;  // auto (on a GPU), true, false
+  std::string self_check;  // auto (on a GPU), always, never
 };
 
 struct Config {

@@ -39,7 +39,7 @@ std::vector<BlockCase> self_check_cases(const Config& config, std::pair<std::int
 
 void self_check(const Config& config, std::pair<std::int64_t, std::int64_t> grid, at::Device device, double planted) {
   const std::string& wanted = config.train.self_check;
-  if (config.model.backend != "fused" || wanted == "false" || (wanted == "auto" && !device.is_cuda())) return;
+  if (config.model.backend != "fused" || wanted == "never" || (wanted == "auto" && !device.is_cuda())) return;
   for (const BlockCase& c : self_check_cases(config, grid)) {
     for (GradcheckResult result : check_block(c, device, config.train.seed)) {
       result.max_error += std::exchange(planted, 0);
@@ -52,7 +52,7 @@ void self_check(const Config& config, std::pair<std::int64_t, std::int64_t> grid
                        "); this build is likely miscompiled or made for another device: rebuild it and run axial "
                        "gradcheck --device " +
                        device.str() +
-                       " (model.backend=reference trains without the kernels; train.self_check=false skips this)");
+                       " (model.backend=reference trains without the kernels; train.self_check=never skips this)");
     }
   }
 }

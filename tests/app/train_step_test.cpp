@@ -44,7 +44,7 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
   EXPECT_TRUE(cases[2].tf32);
   for (const char* precision : {"float32", "bfloat16", "float16"}) {
     for (const char* bias : {"true", "false"}) {
-      const app::Config config = with({std::string("train.precision=") + precision, "train.self_check=true",
+      const app::Config config = with({std::string("train.precision=") + precision, "train.self_check=always",
                                        std::string("model.relative_bias=") + bias});
       EXPECT_NO_THROW(app::self_check(config, grid, at::kCPU)) << precision << bias;
       try {
@@ -59,8 +59,9 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
       }
     }
   }
-  EXPECT_NO_THROW(app::self_check(with({}), grid, at::kCPU, 1)) << "auto: on a GPU";
-  EXPECT_NO_THROW(app::self_check(with({"train.self_check=true", "model.backend=reference"}), grid, at::kCPU, 1));
+  EXPECT_NO_THROW(app::self_check(with({"train.self_check=auto"}), grid, at::kCPU, 1)) << "auto: on a GPU";
+  EXPECT_NO_THROW(app::self_check(with({}), grid, at::kCPU, 1));
+  EXPECT_NO_THROW(app::self_check(with({"train.self_check=always", "model.backend=reference"}), grid, at::kCPU, 1));
 }
 
 class Counting : public testing::Test {
