@@ -49,6 +49,8 @@ struct PassProblem {
   PassWeights weights;
   ConstTokens x;
   const float* sample_scale = nullptr;  // s_b[outer0], optional
+  // Only by kernels that run on every card since compute capability 8.0, even where composed passes are faster.
+  bool portable = false;
 };
 
 // What the backward computes beside dx; float32, overwritten. All or none of them are computed: where one is

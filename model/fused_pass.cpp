@@ -29,12 +29,14 @@ Tokens tokens_of(Data data, at::IntArrayRef sizes, Axis axis) {
 }
 
 // Everything but the pointers.
-kernels::PassProblem problem_of(at::IntArrayRef sizes, at::ScalarType type, Axis axis, std::int64_t heads) {
+kernels::PassProblem problem_of(at::IntArrayRef sizes, at::ScalarType type, at::Device device, Axis axis,
+                                std::int64_t heads) {
   kernels::PassProblem problem;
   problem.lines = lines_of(sizes[0], sizes[1], sizes[2], axis);
   problem.dim = sizes[3];
   problem.heads = heads;
   problem.dtype = kernel_type(type);
+  problem.math = math_mode(type, device);
   problem.x = tokens_of<kernels::ConstTokens>(static_cast<const void*>(nullptr), sizes, axis);
   return problem;
 }
@@ -74,7 +76,7 @@ struct Weights {
 // What both directions set: the problem on x, its weights, its random state and its sample scale.
 kernels::PassProblem problem_on(const at::Tensor& x, const Weights& weights, const PassOptions& options,
                                 const at::Tensor& sample_scale) {
-  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), options.axis, options.heads);
+  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   problem.eps = options.eps;
   problem.dropout = kernel_dropout(options.dropout, options.random, options.stream, lines_per_sample(problem.lines));
   problem.weights = weights.pointers();
@@ -118,7 +120,7 @@ PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor
   PassGradients g;
   kernels::PassGradients gradients;
   bool parameters = false;
-  for (int input = kNormWeight; input <= kOutBias; ++input) parameters = parameters || wanted[input];
+  for (int input = kNormWeight; input < kPassInputs; ++input) parameters = parameters || wanted[input];
   if (parameters) {
     const auto room = [&](int input) {
       g[input] = at::empty(inputs[input]->sizes(), x.options().dtype(at::kFloat));
@@ -129,6 +131,7 @@ PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor
     gradients.qkv_weight = room(kQkvWeight);
     gradients.out_weight = room(kOutWeight);
     gradients.out_bias = room(kOutBias);
+    if (p.bias.defined()) gradients.bias = room(kBias);
   }
   const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
   const at::Tensor workspace = bytes_on(x, bytes);
@@ -139,7 +142,7 @@ PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor
                                    workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
       "axial_pass backward");
   g[kX] = dx;
-  for (int input = kX; input <= kOutBias; ++input) {
+  for (int input = kX; input < kPassInputs; ++input) {
     if (!wanted[input]) {
       g[input] = at::Tensor();
     } else if (input != kX) {
@@ -164,8 +167,8 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const at::Tensor packed = pack(problem, x);
     const at::Tensor y = run_forward(problem, packed, x, options.axis);
     if (save) {
-      ctx->save_for_backward(
-          {x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng, sample_scale});
+      ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng,
+                              sample_scale, p.bias});
       save_options(ctx, options);
     }
     return y;
@@ -178,10 +181,10 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const at::Tensor &x = saved[0], &packed = saved[6];
     const c10::OptionalDeviceGuard guard(x.device());
     PassOptions options = saved_options(ctx, saved[7]);
-    const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], at::Tensor()};
+    const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[9]};
     const Weights weights(p);
     PassWanted wanted{};
-    for (int i = kX; i <= kOutBias; ++i) wanted[i] = ctx->needs_input_grad(i);
+    for (int i = kX; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
     const PassGradients gradients =
         run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
     variable_list g(gradients.begin(), gradients.end());
@@ -197,14 +200,14 @@ kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height,
                                         at::Device device) {
   if (!device.is_cuda()) return {};
   const c10::OptionalDeviceGuard guard(device);
-  return choice_of(problem_of({batch, height, width, dim}, type, axis, heads));
+  return choice_of(problem_of({batch, height, width, dim}, type, device, axis, heads));
 }
 
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
   if (!x.is_cuda() || x.numel() == 0) return false;
   const c10::OptionalDeviceGuard guard(x.device());
-  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), options.axis, options.heads);
+  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.
   static constexpr float kPresent = 0;
   if (parameters.bias.defined()) problem.weights.bias = &kPresent;

@@ -5,6 +5,7 @@
 // so softmax, masks, dropout and stores are written once for all types. What the operands A [16 x kStep]
 // and B [kStep x 8] hold is each policy's own business; the kernels only ever
 //   load_a       16 rows x kStep columns of a row-major tile                                    -> A
+//   load_a_cols  A[m][k] = tile[k][m]   (products of a transposed tile: dS^T Q, dQ^T z)         -> A
 //   load_b_rows  B[k][n] = tile[n][k]   (products with a transposed tile: Q K^T, dO V^T)         -> B, kTiles of them
 //   load_b_cols  B[k][n] = tile[k][n]   (products with the tile itself: P V, dS K)               -> B, kTiles of them
 //   to_a         kTiles neighbouring accumulator tiles, taken as the next product's A
@@ -86,6 +87,17 @@ struct Half {
     return a;
   }
 
+  static __device__ __forceinline__ A load_a_cols(const V* tile, int ld) {
+    A a;
+    const int lane = lane_id();
+    const std::uint32_t address = shared_address(tile + ((lane & 7) + (lane >> 4) * 8) * ld + ((lane >> 3) & 1) * 8);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a.x[0]), "=r"(a.x[1]), "=r"(a.x[2]), "=r"(a.x[3])
+                 : "r"(address)
+                 : "memory");
+    return a;
+  }
+
   static __device__ __forceinline__ void load_b_rows(const V* tile, int ld, B (&b)[2]) {
     const int lane = lane_id();
     const std::uint32_t address = shared_address(tile + ((lane & 7) + (lane >> 4) * 8) * ld + ((lane >> 3) & 1) * 8);
@@ -155,6 +167,10 @@ struct Step8 {
     const Pair low = *reinterpret_cast<const Pair*>(row), high = *reinterpret_cast<const Pair*>(row + 8 * ld);
     return {{Convert::of(low.x), Convert::of(high.x), Convert::of(low.y), Convert::of(high.y)}};
   }
+  static __device__ __forceinline__ A load_a_cols(const V* tile, int ld) {
+    const V* column = tile + (lane_id() & 3) * 2 * ld + (lane_id() >> 2);
+    return {{Convert::of(column[0]), Convert::of(column[8]), Convert::of(column[ld]), Convert::of(column[ld + 8])}};
+  }
   static __device__ __forceinline__ void load_b_rows(const V* tile, int ld, B (&b)[1]) {
     const Pair pair = *reinterpret_cast<const Pair*>(tile + (lane_id() >> 2) * ld + (lane_id() & 3) * 2);
     b[0] = {{Convert::of(pair.x), Convert::of(pair.y)}};
@@ -180,15 +196,28 @@ struct KeepDouble {
   static __device__ __forceinline__ double of(double x) { return x; }
 };
 
-struct Tf32 : Step8<float, float2, std::uint32_t, RoundToTf32> {
+struct Tf32Product {
   static constexpr const char* kName = "tf32 mma.sync m16n8k8";
   static constexpr int kHoldDim = 32;
   static constexpr int pad(int) { return 8; }
+  template <class A, class B>
   static __device__ __forceinline__ void mma(float (&c)[4], const A& a, const B& b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
+  }
+};
+struct Tf32 : Step8<float, float2, std::uint32_t, RoundToTf32>, Tf32Product {};
+
+// The same on tiles whose values were rounded when they were stored (to_tile): rounding takes several instructions.
+struct AsTf32 {
+  static __device__ __forceinline__ std::uint32_t of(float x) { return __float_as_uint(x); }
+};
+struct TiledTf32 : Step8<float, float2, std::uint32_t, AsTf32>, Tf32Product {
+  static __device__ __forceinline__ float to_tile(float x) { return __uint_as_float(RoundToTf32::of(x)); }
+  static __device__ __forceinline__ A to_a(const float (*c)[4]) {
+    return {{RoundToTf32::of(c[0][0]), RoundToTf32::of(c[0][2]), RoundToTf32::of(c[0][1]), RoundToTf32::of(c[0][3])}};
   }
 };
 
@@ -242,6 +271,13 @@ struct Fp32 {
     const float* row = tile + (lane_id() >> 2) * ld;
     load_eight(a.x[0], row);
     load_eight(a.x[1], row + 8 * ld);
+    return a;
+  }
+  static __device__ __forceinline__ A load_a_cols(const float* tile, int ld) {
+    A a;
+    const float* column = tile + (lane_id() >> 2);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) a.x[0][k] = column[k * ld], a.x[1][k] = column[k * ld + 8];
     return a;
   }
   static __device__ __forceinline__ void load_b_rows(const float* tile, int ld, B (&b)[1]) {

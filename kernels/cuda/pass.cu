@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/pass_launch.h"
+#include "kernels/cuda/pass_line_launch.h"
 #include "kernels/cuda/pass_pack.h"
 #include "kernels/pass.h"
 #include "kernels/validate.h"
@@ -15,6 +16,9 @@ namespace axial::kernels::cuda {
 
 namespace {
 
+// Tiles a multiprocessor up to which the kernels of pass_line.cuh are faster than passes composed of library
+// products: measured on an H200 in float32, with TF32 and without, at D = 64 (BENCHMARKS.md).
+constexpr std::int64_t kLineRounds = 8;
 constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles past the last one stay below 2^31
 
 // Biases of K and V stay explicit where rows of probabilities do not sum to one.
@@ -32,8 +36,9 @@ Status unsupported(const PassProblem& problem, const char* why) {
                  static_cast<long long>(problem.heads), name(problem.dtype), why);
 }
 
-// What is in memory does not matter here; the kernel does.
-Status check_kernel(const PassProblem& problem, const CardLimits& card) {
+// What is in memory does not matter in these; the kernels do. Hopper's own:
+Status check_wgmma(const PassProblem& problem, const CardLimits& card) {
+  if (problem.portable) return unsupported(problem, "no portable kernel for this D, heads and length");
   if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
     return unsupported(problem, "there are kernels for bfloat16 and float16");
   }
@@ -47,17 +52,54 @@ Status check_kernel(const PassProblem& problem, const CardLimits& card) {
   if (problem.lines.count() > kMaxLines) return unsupported(problem, "lines go up to 2^30 in number");
   return {};
 }
+Status check_wgmma_backward(const PassProblem& problem, const CardLimits& card) {
+  const Status status = check_wgmma(problem, card);
+  if (!status.ok()) return status;
+  if (problem.weights.bias != nullptr) return unsupported(problem, "the backward has no relative position bias");
+  const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
+  const bool is_general = general(problem);
+  bool found = false;
+  for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
+    using S = decltype(shape);
+    found = backward_serves<S>(strips, is_general) || split_serves<S>(strips, is_general);
+  });
+  return found ? Status{} : unsupported(problem, "no backward for this D, heads and length");
+}
 
-Status check_tokens(const Lines& lines, const void* data, const std::int64_t (&outer)[kMaxOuter], std::int64_t token,
-                    const char* what) {
-  bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (lines.length <= 1 || token % 8 == 0);
-  for (int i = 0; i < kMaxOuter; ++i) aligned = aligned && (lines.outer[i] <= 1 || outer[i] % 8 == 0);
+enum class Family { kNone, kWgmma, kLines };  // pass_forward.cuh and its siblings; pass_line.cuh
+
+struct Direction {
+  Family family = Family::kNone;
+  Status why;  // none serves
+};
+Direction direction_of(const PassProblem& problem, const CardLimits& card, const Status& wgmma,
+                       const LinePlan& lines) {
+  if (wgmma.ok()) return {Family::kWgmma, {}};
+  if (!lines.found || problem.lines.count() > kMaxLines) return {Family::kNone, wgmma};
+  if (!problem.portable && lines.tiles > kLineRounds * card.multiprocessors) {
+    return {Family::kNone, unsupported(problem, "composed passes are faster on so many lines")};
+  }
+  return {Family::kLines, {}};
+}
+Direction forward_of(const PassProblem& problem, const CardLimits& card) {
+  return direction_of(problem, card, check_wgmma(problem, card), plan_line_forward(problem, card));
+}
+Direction backward_of(const PassProblem& problem, const CardLimits& card) {
+  return direction_of(problem, card, check_wgmma_backward(problem, card), plan_line_backward(problem, card));
+}
+
+Status check_tokens(const PassProblem& problem, const void* data, const std::int64_t (&outer)[kMaxOuter],
+                    std::int64_t token, const char* what) {
+  const Lines& lines = problem.lines;
+  const std::int64_t unit = problem.dtype == DType::kFloat32 ? 4 : 8;  // elements in 16 bytes
+  bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (lines.length <= 1 || token % unit == 0);
+  for (int i = 0; i < kMaxOuter; ++i) aligned = aligned && (lines.outer[i] <= 1 || outer[i] % unit == 0);
   if (data == nullptr) return failure(Code::kInvalid, "fused pass: %s is null", what);
   if (!aligned) return failure(Code::kInvalid, "fused pass: %s and its strides must be multiples of 16 bytes", what);
   return {};
 }
 
-Status check_problem(const PassProblem& problem, const void* packed, CardLimits* card) {
+Status check_extents(const PassProblem& problem) {
   for (const std::int64_t extent : problem.lines.outer) {
     if (extent < 0)
       return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
@@ -71,13 +113,28 @@ Status check_problem(const PassProblem& problem, const void* packed, CardLimits*
     return failure(Code::kInvalid, "fused pass: dropout p is %g with%s rng; p lies in [0, 1) and needs one",
                    problem.dropout.p, problem.dropout.rng == nullptr ? "out" : "");
   }
-  Status status = card_limits(card);
-  if (status.ok()) status = check_kernel(problem, *card);
-  if (!status.ok() || empty(problem)) return status;
-  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
+  return {};
+}
+
+Status check_weights(const PassWeights& w) {
+  for (const auto& [name, pointer] : {std::pair("norm_weight", w.norm_weight), std::pair("norm_bias", w.norm_bias),
+                                      std::pair("qkv_weight", w.qkv_weight), std::pair("out_weight", w.out_weight),
+                                      std::pair("out_bias", w.out_bias)}) {
+    if (pointer == nullptr) return failure(Code::kInvalid, "fused pass: the weight %s is null", name);
+  }
+  return {};
+}
+
+// What both directions read, for a family that serves.
+Status check_inputs(const PassProblem& problem, Family family, const void* packed) {
+  if (empty(problem)) return {};
+  if (family == Family::kLines) {
+    const Status status = check_weights(problem.weights);
+    if (!status.ok()) return status;
+  } else if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
     return failure(Code::kInvalid, "fused pass: the packed weights are null or not aligned to 16 bytes");
   }
-  return check_tokens(problem.lines, problem.x.data, problem.x.outer_stride, problem.x.token_stride, "x");
+  return check_tokens(problem, problem.x.data, problem.x.outer_stride, problem.x.token_stride, "x");
 }
 
 TokenStrides strides(const std::int64_t (&outer)[kMaxOuter], std::int64_t token) {
@@ -106,42 +163,26 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   return a;
 }
 
-Status check_weights(const PassWeights& w) {
-  for (const auto& [name, pointer] : {std::pair("norm_weight", w.norm_weight), std::pair("norm_bias", w.norm_bias),
-                                      std::pair("qkv_weight", w.qkv_weight), std::pair("out_weight", w.out_weight),
-                                      std::pair("out_bias", w.out_bias)}) {
-    if (pointer == nullptr) return failure(Code::kInvalid, "fused pass: the weight %s is null", name);
-  }
-  return {};
-}
-
 // Gradients of the weights come all or not at all; those of biases that the problem lacks are never written.
 Status check_gradients(const PassProblem& problem, const PassGradients& g, bool* wanted) {
-  const std::pair<const char*, const float*> all[] = {{"norm_weight", g.norm_weight}, {"norm_bias", g.norm_bias},
-                                                      {"qkv_weight", g.qkv_weight},   {"out_weight", g.out_weight},
-                                                      {"out_bias", g.out_bias},       {"qkv_bias", g.qkv_bias}};
-  const std::size_t count = problem.weights.qkv_bias != nullptr ? 6 : 5;
-  *wanted = std::any_of(all, all + 6, [](const auto& one) { return one.second != nullptr; });
+  const std::pair<const char*, const float*> all[] = {{"norm_weight", g.norm_weight},
+                                                      {"norm_bias", g.norm_bias},
+                                                      {"qkv_weight", g.qkv_weight},
+                                                      {"out_weight", g.out_weight},
+                                                      {"out_bias", g.out_bias},
+                                                      {"qkv_bias", g.qkv_bias},
+                                                      {"bias", g.bias}};
+  const bool expected[] = {
+      true, true, true, true, true, problem.weights.qkv_bias != nullptr, problem.weights.bias != nullptr};
+  *wanted = std::any_of(all, all + 7, [](const auto& one) { return one.second != nullptr; });
   if (!*wanted) return {};
-  for (std::size_t i = 0; i < count; ++i) {
-    if (all[i].second == nullptr) {
+  for (std::size_t i = 0; i < 7; ++i) {
+    if (expected[i] && all[i].second == nullptr) {
       return failure(Code::kInvalid, "fused pass backward: the gradient of %s is null, but others are wanted",
                      all[i].first);
     }
   }
   return check_weights(problem.weights);
-}
-
-Status check_backward(const PassProblem& problem) {
-  if (problem.weights.bias != nullptr) return unsupported(problem, "the backward has no relative position bias");
-  const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
-  const bool is_general = general(problem);
-  bool found = false;
-  for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
-    using S = decltype(shape);
-    found = backward_serves<S>(strips, is_general) || split_serves<S>(strips, is_general);
-  });
-  return found ? Status{} : unsupported(problem, "no backward for this D, heads and length");
 }
 
 // Lays the lines over tiles, and tiles over the card. same_layout: x, dy and dx lie alike.
@@ -164,8 +205,8 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
     plan.slab_bytes = sizeof(float) * Split::kSlab;
     plan.blocks = std::min<std::int64_t>(geometry.tiles * plan.parts, card.multiprocessors / plan.parts * plan.parts);
     if (plan.split) {
-      // Scratch is bounded: at most 32 tiles a block at a time (0.4 GB at D = 128), spread evenly over the chunks. Every
-      // chunk but the first costs 30 us: partial sums and weights are read once more.
+      // Scratch is bounded: at most 32 tiles a block at a time (0.4 GB at D = 128), spread evenly over the chunks.
+      // Every chunk but the first costs 30 us: partial sums and weights are read once more.
       const std::int64_t round = std::max<std::int64_t>(plan.blocks / plan.parts, 1), most = 32 * round;
       const std::int64_t chunks = std::max<std::int64_t>((geometry.tiles + most - 1) / most, 1);
       plan.chunk = ((geometry.tiles + chunks - 1) / chunks + round - 1) / round * round;
@@ -182,6 +223,8 @@ std::size_t totals_of(const PassBackwardPlan& plan) {
 std::size_t workspace_of(const PassBackwardPlan& plan) {
   return totals_of(plan) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes + plan.scratch_bytes;
 }
+
+std::size_t line_workspace(const LinePlan& plan) { return static_cast<std::size_t>(plan.blocks) * plan.slab_bytes; }
 
 bool same_layout(const TokenStrides& a, const TokenStrides& b) {
   return std::equal(a.outer, a.outer + kMaxOuter, b.outer) && a.token == b.token;
@@ -206,20 +249,24 @@ Status card_limits(CardLimits* card) {
 Status choose_pass(const PassProblem& problem, KernelChoice* choice) {
   *choice = {};
   CardLimits card;
-  Status status = card_limits(&card);
-  if (status.ok()) status = check_kernel(problem, card);
+  const Status status = card_limits(&card);
   if (!status.ok()) return status;
-  if (check_backward(problem).ok()) {
-    std::snprintf(choice->backward, sizeof(choice->backward), "fused %s wgmma%s", name(problem.dtype),
-                  general(problem) ? ", general" : "");
-  }
-  std::snprintf(choice->forward, sizeof(choice->forward), "fused %s wgmma%s", name(problem.dtype),
-                general(problem) ? ", general" : "");
-  return {};
+  const Direction forward = forward_of(problem, card), backward = backward_of(problem, card);
+  const auto say = [&](char(&text)[64], Family family) {
+    if (family == Family::kLines) std::snprintf(text, sizeof(text), "fused %s", line_arithmetic(problem));
+    if (family == Family::kWgmma) {
+      std::snprintf(text, sizeof(text), "fused %s wgmma%s", name(problem.dtype), general(problem) ? ", general" : "");
+    }
+  };
+  say(choice->forward, forward.family);
+  if (forward.family != Family::kNone) say(choice->backward, backward.family);
+  return forward.why;
 }
 
 std::size_t packed_bytes(const PassProblem& problem) {
   std::size_t bytes = 0;
+  CardLimits card;
+  if (!card_limits(&card).ok() || !check_wgmma(problem, card).ok()) return 0;
   for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads,
                                 [&](auto shape) { bytes = decltype(shape)::kPackedBytes; });
   return bytes;
@@ -228,10 +275,9 @@ std::size_t packed_bytes(const PassProblem& problem) {
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream) {
   CardLimits card;
   Status status = card_limits(&card);
-  if (status.ok()) status = check_kernel(problem, card);
-  if (!status.ok()) return status;
-  status = check_weights(problem.weights);
-  if (!status.ok()) return status;
+  if (status.ok()) status = forward_of(problem, card).why;
+  if (status.ok()) status = check_weights(problem.weights);
+  if (!status.ok() || !check_wgmma(problem, card).ok()) return status;  // nothing to pack for other kernels
   if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
     return failure(Code::kInvalid, "fused pass: the packed weights are null or not aligned to 16 bytes");
   }
@@ -240,10 +286,16 @@ Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* strea
 
 Status pass_forward(const PassProblem& problem, const void* packed, const Tokens& y, CUstream_st* stream) {
   CardLimits card;
-  Status status = check_problem(problem, packed, &card);
-  if (!status.ok() || empty(problem)) return status;
-  status = check_tokens(problem.lines, y.data, y.outer_stride, y.token_stride, "y");
+  Status status = check_extents(problem);
+  if (status.ok()) status = card_limits(&card);
   if (!status.ok()) return status;
+  const Direction direction = forward_of(problem, card);
+  status = direction.why;
+  if (status.ok()) status = check_inputs(problem, direction.family, packed);
+  if (!status.ok() || empty(problem)) return status;
+  status = check_tokens(problem, y.data, y.outer_stride, y.token_stride, "y");
+  if (!status.ok()) return status;
+  if (direction.family == Family::kLines) return line_forward(problem, y, card, stream);
   PassArguments arguments = arguments_of(problem, packed);
   arguments.y = y.data;
   arguments.y_strides = strides(y.outer_stride, y.token_stride);
@@ -254,13 +306,16 @@ Status pass_forward(const PassProblem& problem, const void* packed, const Tokens
              : launch_pass_forward<__half>(arguments, problem.dim, problem.heads, general(problem), card, stream);
 #else
   static_cast<void>(stream);
-  return status;  // never met: check_kernel has refused
+  return status;  // never met: check_wgmma has refused
 #endif
 }
 
 std::size_t pass_backward_workspace(const PassProblem& problem) {
   CardLimits card;
-  if (!card_limits(&card).ok() || !check_backward(problem).ok()) return 0;
+  if (!card_limits(&card).ok()) return 0;
+  const Family family = backward_of(problem, card).family;
+  if (family == Family::kNone) return 0;
+  if (family == Family::kLines) return line_workspace(plan_line_backward(problem, card));
   std::size_t bytes = 0;  // whichever kernel the layouts will ask for
   for (const bool same : {true, false}) {
     LineGeometry geometry = arguments_of(problem, nullptr).geometry;
@@ -273,9 +328,25 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
                      const PassGradients& gradients, void* workspace, std::size_t workspace_bytes,
                      CUstream_st* stream) {
   CardLimits card;
-  Status status = check_problem(problem, packed, &card);
-  if (status.ok()) status = check_backward(problem);
+  Status status = check_extents(problem);
+  if (status.ok()) status = card_limits(&card);
   if (!status.ok()) return status;
+  const Direction direction = backward_of(problem, card);
+  status = direction.why;
+  if (status.ok()) status = check_inputs(problem, direction.family, packed);
+  bool wants_gradients = false;
+  if (status.ok()) status = check_gradients(problem, gradients, &wants_gradients);
+  if (status.ok() && !empty(problem)) {
+    status = check_tokens(problem, dy.data, dy.outer_stride, dy.token_stride, "dy");
+    if (status.ok()) status = check_tokens(problem, dx.data, dx.outer_stride, dx.token_stride, "dx");
+  }
+  if (!status.ok()) return status;
+  if (direction.family == Family::kLines) {
+    status = validate_workspace(workspace, workspace_bytes, line_workspace(plan_line_backward(problem, card)));
+    return status.ok() ? line_backward(problem, dy, dx, wants_gradients ? static_cast<float*>(workspace) : nullptr,
+                                       gradients, card, stream)
+                       : status;
+  }
   const PassArguments forward = arguments_of(problem, packed);
   const TokenStrides dy_strides = strides(dy.outer_stride, dy.token_stride),
                      dx_strides = strides(dx.outer_stride, dx.token_stride);
@@ -286,13 +357,8 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   if (!status.ok()) return status;
   auto* totals = static_cast<float*>(workspace);
   auto* slabs = totals + totals_of(plan) / sizeof(float);
-  bool wants_gradients = false;
-  status = check_gradients(problem, gradients, &wants_gradients);
   if (!status.ok()) return status;
   if (!empty(problem)) {
-    status = check_tokens(problem.lines, dy.data, dy.outer_stride, dy.token_stride, "dy");
-    if (status.ok()) status = check_tokens(problem.lines, dx.data, dx.outer_stride, dx.token_stride, "dx");
-    if (!status.ok()) return status;
 #if AXIAL_PASS_SM90
     const auto fill = [&](auto& arguments) {
       arguments.geometry = geometry;

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kColumns* kShares) sum_kernel(SumJobs<A> p) {
   __syncthreads();
   const int own = static_cast<int>(threadIdx.x),
             channel = static_cast<int>(blockIdx.x) % chunks * kColumns * kOwn + own;
-  if (own >= kColumns * kOwn || channel >= p.dim) return;
+  if (own >= kColumns * kOwn || channel >= (job.columns > 0 ? job.columns : p.dim)) return;
   A total = 0;
 #pragma unroll 8
   for (int k = 0; k < kShares; ++k) total += shares[k][own];

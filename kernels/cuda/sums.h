@@ -14,9 +14,10 @@ struct SumJob {
   std::int64_t outer_stride = 0, inner_stride = 0, row_stride = 0, out_row = 0, out_column = 1;
   std::int64_t terms = 0;  // outer * inner
   int inner = 1, rows = 0;
+  int columns = 0;  // of `out`, where fewer than dim; 0: dim
 };
 
-inline constexpr int kMaxSumJobs = 4;
+inline constexpr int kMaxSumJobs = 6;
 template <class A>
 struct SumJobs {
   SumJob<A> job[kMaxSumJobs];

@@ -229,4 +229,20 @@ PassCase random_pass_case(std::uint64_t seed) {
   return c;
 }
 
+PassCase random_line_case(std::uint64_t seed) {
+  PassCase c = random_pass_case(seed);
+  Random random(seed + 2000003);
+  const DType types[] = {DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  c.dtype = random.of(types);
+  if (random.one_in(2)) c.math = Math::kTF32;
+  c.portable = true;
+  const PassWidth width = random.of(kLineWidths);
+  c.dim = width.dim;
+  c.heads = width.heads;
+  if (!random.one_in(4)) c.length = (c.length - 1) % 32 + 1;  // the others have a forward alone, or nothing
+  c.bias = random.one_in(3);
+  c.dy_gain = c.x_gain != 1 && c.dtype == DType::kFloat16 ? 0.125 : 1;
+  return c;
+}
+
 }  // namespace axial::kernels::testing

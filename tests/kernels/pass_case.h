@@ -31,6 +31,8 @@ struct PassCase {
   std::int64_t length = 16;
   std::int64_t dim = 64, heads = 4;
   DType dtype = DType::kBFloat16;
+  Math math = Math::kStrict;
+  bool portable = false;
   bool causal = false, qkv_bias = false, bias = false, sample_scale = false;
   double dropout = 0;
   std::uint64_t rng_seed = 0x1234, rng_offset = 5, stream = 3;
@@ -74,7 +76,12 @@ std::shared_ptr<Bytes> float_array(const PassCase& c, const std::vector<double>&
 // samples. The reference stays that of `base`.
 PassInputs repeated_inputs(const PassCase& c, const PassCase& base);
 
-// A random problem over all options at once; fixed by its seed.
+// Those of the kernels that work on a few lines at a time.
+inline constexpr PassWidth kLineWidths[] = {{32, 2}, {48, 3}, {64, 4}, {64, 2}};
+
+// A random problem over all options at once; fixed by its seed. The second: for the kernels that work on a few lines at
+// a time, in all their types.
 PassCase random_pass_case(std::uint64_t seed);
+PassCase random_line_case(std::uint64_t seed);
 
 }  // namespace axial::kernels::testing

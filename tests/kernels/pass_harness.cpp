@@ -30,9 +30,10 @@ std::vector<double> difference(const std::vector<double>& a, const std::vector<d
 }
 
 // Gradients of the weights are float32 sums over all tokens: less noise than in one dx.
-Tolerance parameter_tolerance(DType dtype) {
-  Tolerance allowed = tolerance(dtype, Math::kStrict, Device::kCuda, Quantity::kGradient);
-  allowed.relative = dtype == DType::kBFloat16 ? 2e-2 : 2.5e-3;
+Tolerance parameter_tolerance(const PassCase& c) {
+  Tolerance allowed = tolerance(c.dtype, c.math, Device::kCuda, Quantity::kGradient);
+  if (c.dtype == DType::kBFloat16) allowed.relative = 2e-2;
+  if (c.dtype == DType::kFloat16) allowed.relative = 2.5e-3;
   return allowed;
 }
 
@@ -47,6 +48,8 @@ PassRun::PassRun(const PassCase& c, const PassInputs& inputs)
   problem.dim = c.dim;
   problem.heads = c.heads;
   problem.dtype = c.dtype;
+  problem.math = c.math;
+  problem.portable = c.portable;
   problem.eps = c.eps();
   problem.causal = c.causal;
   problem.dropout.p = c.dropout;
@@ -179,18 +182,18 @@ std::string compare_pass(const PassCase& c, const PassOutputs& out, const PassRe
   std::string text;
   const std::vector<double> y = first(out.y, "y", text);
   text += compare("y - x", difference(y, input.x), difference(expected.y, input.x),
-                  with_bias(tolerance(c.dtype, Math::kStrict, Device::kCuda, Quantity::kOutput)));
+                  with_bias(tolerance(c.dtype, c.math, Device::kCuda, Quantity::kOutput)));
   if (out.dx.empty()) return text;
   const std::vector<double> dx = first(out.dx, "dx", text);
   text += compare("dx - dy", difference(dx, input.dy), difference(expected.dx, input.dy),
-                  with_bias(tolerance(c.dtype, Math::kStrict, Device::kCuda, Quantity::kGradient)));
+                  with_bias(tolerance(c.dtype, c.math, Device::kCuda, Quantity::kGradient)));
   for (const PassParameter& p : kPassParameters) {
     std::vector<double> gradient = expected.gradients.*p.values;
     for (double& value : gradient) value *= static_cast<double>(repeats);
-    text += compare(p.name, out.gradients.*p.values, gradient, with_bias(parameter_tolerance(c.dtype)));
+    text += compare(p.name, out.gradients.*p.values, gradient, with_bias(parameter_tolerance(c)));
     if (p.values != &PassParameters::qkv_weight || c.length == 1) continue;
     // Q's and K's rows are small beside V's, and cancel more. (With one key they are zero but for what V's leave.)
-    Tolerance allowed = parameter_tolerance(c.dtype);
+    Tolerance allowed = parameter_tolerance(c);
     allowed.relative *= 1.5;
     allowed.bias = std::numeric_limits<double>::infinity();
     const char* const parts[] = {"qkv_weight, q", "qkv_weight, k", "qkv_weight, v"};
@@ -235,6 +238,10 @@ std::string check_repeated_pass(const PassCase& c, const PassCase& base) {
   return report(c, out, in.reference, lines_of(c.tokens()) / lines_of(base.tokens()));
 }
 
+void LinePassTest::SetUp() {
+  if (const char* reason = unavailable({Device::kCuda, 1})) GTEST_SKIP() << reason;
+}
+
 void PassTest::SetUp() {
   if (const char* reason = unavailable({Device::kCuda, 1})) GTEST_SKIP() << reason;
   PassProblem problem;
@@ -245,6 +252,7 @@ void PassTest::SetUp() {
   if (const Status status = cuda::choose_pass(problem, &choice); status.code == Code::kUnsupported) {
     GTEST_SKIP() << status.message;
   }
+  if (std::strstr(choice.forward, "wgmma") == nullptr) GTEST_SKIP() << "this card has no wgmma: " << choice.forward;
 }
 
 }  // namespace axial::kernels::testing

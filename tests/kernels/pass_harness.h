@@ -76,7 +76,13 @@ std::string check_pass(const PassCase& c, std::string* unsupported = nullptr);
 // The same for repeated_inputs.
 std::string check_repeated_pass(const PassCase& c, const PassCase& base);
 
-// The fixture of tests that run fused passes: they are skipped, with the reason, where there are none.
+// The fixture of tests of what runs on any card.
+class LinePassTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+};
+
+// The fixture of tests that run Hopper's passes: they are skipped, with the reason, where there are none.
 class PassTest : public ::testing::Test {
  protected:
   void SetUp() override;

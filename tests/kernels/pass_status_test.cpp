@@ -65,7 +65,14 @@ TEST_F(PassStatus, UnsupportedProblemsNameTheirShape) {
   all_lack({"D = 256"}, [](PassRun& r) { r.problem.dim = 256; });
   all_lack({"D = 64", "5 heads"}, [](PassRun& r) { r.problem.heads = 5; });
   all_lack({"0 heads"}, [](PassRun& r) { r.problem.heads = 0; });
-  all_lack({"float32"}, [](PassRun& r) { r.problem.dtype = DType::kFloat32; });
+  all_lack({"float32", "128"}, [](PassRun& r) {
+    r.problem.dtype = DType::kFloat32;
+    r.problem.dim = 128;
+  });
+  all_lack({"portable", "128"}, [](PassRun& r) {
+    r.problem.portable = true;
+    r.problem.dim = 128;
+  });
   all_lack({"float64"}, [](PassRun& r) { r.problem.dtype = DType::kFloat64; });
   all_lack({"2^30"}, [](PassRun& r) { r.problem.lines.outer[0] = r.problem.lines.outer[1] = std::int64_t{1} << 16; });
 }
