@@ -129,7 +129,7 @@ class Predictor {
 
   void answer(const std::vector<std::string>& names, const at::Tensor& pixels) {
     const at::ScalarType type = compute_type(model_.info.config.train.precision);
-    const at::Tensor logits = model_.model->forward(pixels.to(model_.device, type));
+    const at::Tensor logits = logits_of(*model_.model, pixels.to(model_.device, type), model_.views);
     const auto [values, indices] = logits.to(at::kFloat).softmax(1).cpu().topk(top_, 1);
     for (std::size_t i = 0; i < names.size(); ++i) {
       std::vector<RankedClass> classes;

@@ -106,7 +106,7 @@ CLI::App* add_train(CLI::App& program, TrainArguments& a) {
 CLI::App* add_eval(CLI::App& program, EvalArguments& a) {
   CLI::App* command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
   add_model(command, a.checkpoint, a.device);
-  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
+  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data train.eval_tta=flip")->option_text("...");
   command->add_option("--json", a.json, "write scores per class, confusion matrix and calibration to a file, too")
       ->option_text("FILE")
       ->check(check_output);

@@ -6,6 +6,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "app/run/log.h"
+#include "app/train/views.h"
 
 namespace axial::app {
 
@@ -77,6 +78,8 @@ void log_run_header(const RunHeader& h) {
                    h.config.optim.name.c_str(), h.device.str().c_str(), h.config.train.precision.c_str(),
                    static_cast<long long>(h.config.train.epochs), static_cast<long long>(h.batches),
                    static_cast<long long>(h.config.data.batch_size), static_cast<long long>(h.updates)));
+  if (const std::string views = describe_views(h.config.train.eval_tta); !views.empty())
+    log::info("evaluation: " + views);
   log_notes(h.sets.train);
   if (!h.sets.test.notes.empty() && h.sets.test.notes != h.sets.train.notes) log_notes(h.sets.test);
   const std::int64_t unused = h.sets.train.size() - h.batches * h.config.data.batch_size;

@@ -11,6 +11,7 @@
 
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/run/log.h"
 #include "app/train/freeze.h"
 #include "app/version.h"
 #include "model/classifier.h"
@@ -304,6 +305,8 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
   loaded.model->to(loaded.device);
   loaded.model->eval();
+  loaded.views = views_of(loaded.info.config.train.eval_tta);
+  if (loaded.views.size() > 1) log::info(describe_views(loaded.info.config.train.eval_tta));
   return loaded;
 }
 
