@@ -130,7 +130,7 @@ std::string differences(const std::vector<ReportedRun>& runs) {
   text += "<th>meaning</th></tr>\n";
   for (const Key& key : schema()) {
     if (differing.count(key.path) == 0) continue;
-    text += "<tr><td><code>" + key.path + "</code></td>";
+    text += "<tr><td class=\"key\"><code>" + key.path + "</code></td>";
     if (alone) text += "<td><code>" + html(key.preset) + "</code></td>";
     for (const ReportedRun& run : runs)
       text += "<td><code>" + html(print_value(key, run.summary.config)) + "</code></td>";

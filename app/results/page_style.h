@@ -18,6 +18,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 12px 4px 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: baseline; }
 th { font-weight: 600; white-space: nowrap; }
 td.n, th.n { text-align: right; }
+td.key code { overflow-wrap: normal; white-space: nowrap; }
 .chip { display: inline-block; width: 22px; height: 10px; border-radius: 3px; margin-right: 8px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 10px 24px; }
 figure { margin: 0; }

@@ -164,6 +164,35 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
               all.tensors.count("optimizer.adam.step"));
   expect_error(run({"export", run_}), 2, {"--output"});
   expect_error(run({"export", "w.safetensors", "-o", "x"}), 1, {"w.safetensors: not a checkpoint"});
+
+  // What can be done with such a file.
+  const Outcome described = run({"info", "w.safetensors"});
+  ASSERT_EQ(described.code, 0) << described.err;
+  for (const char* part : {"  blocks.0.attention.row_qkv.weight [48, 16] Float\n", "axial.weights: ema\n",
+                           "axial.classes: [\"0\"", "\n  dim: [16, 32]"}) {
+    EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
+  }
+  const Outcome started = run(small("from", {"train.epochs=1", "train.init_from=w.safetensors"}));
+  ASSERT_EQ(started.code, 0) << started.err;
+  EXPECT_NE(started.err.find("w.safetensors: " + std::to_string(expected) + " tensors loaded (averages)"),
+            std::string::npos)
+      << started.err;
+  EXPECT_EQ(started.err.find("anew"), std::string::npos) << started.err;
+  const Outcome others =
+      run(small("other", {"train.epochs=1", "train.init_from=w.safetensors", "data.synthetic_classes=4"}));
+  ASSERT_EQ(others.code, 0) << others.err;
+  EXPECT_NE(others.err.find("the head starts anew (4 classes, there 10)"), std::string::npos) << others.err;
+  app::SafetensorsFile strange = file;
+  strange.metadata = {{"written by", "some\x1b[31mbody"}};
+  app::write_safetensors(folder_ / "s.safetensors", strange);
+  const Outcome theirs = run({"info", "s.safetensors"});
+  ASSERT_EQ(theirs.code, 0) << theirs.err;
+  EXPECT_NE(theirs.out.find("no weights of axial export"), std::string::npos) << theirs.out;
+  EXPECT_NE(theirs.out.find("written by: some?[31mbody\n"), std::string::npos) << theirs.out;
+  expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1, {"s.safetensors: not a checkpoint"});
+  strange.metadata = {{"axial.weights", "model"}, {"axial.classes", "[1"}};
+  app::write_safetensors(folder_ / "s.safetensors", strange);
+  expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1, {"s.safetensors: the metadata is damaged"});
 }
 
 TEST_F(Results, RunsAreListedWithTheirStates) {
