@@ -169,7 +169,7 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
   const Outcome described = run({"info", "w.safetensors"});
   ASSERT_EQ(described.code, 0) << described.err;
   for (const char* part : {"  blocks.0.attention.row_qkv.weight [48, 16] Float\n", "axial.weights: ema\n",
-                           "axial.classes: [\"0\"", "\n  dim: [16, 32]"}) {
+                           "axial.classes: [\"class_0\"", "\n  dim: [16, 32]"}) {
     EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
   }
   const Outcome started = run(small("from", {"train.epochs=1", "train.init_from=w.safetensors"}));
@@ -226,6 +226,14 @@ TEST_F(Results, ExplainDrawsTheMapOverThePicture) {
     EXPECT_GT(picture.colours.size(), 50u);
   }
   EXPECT_NE(read_file(folder_ / "both.png"), read_file(folder_ / "rows.png"));
+  const Outcome number = run({"explain", run_, "3", "-o", "number.png"});
+  ASSERT_EQ(number.code, 0) << number.err;
+  EXPECT_EQ(decode(folder_ / "number.png").height, 560);
+  const json classes = json::parse(number.out).at("classes"),
+             answer = json::parse(run({"predict", run_, "3", "--top", "3", "--format", "jsonl"}).out).at("classes");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(classes[i].at("class"), answer[i].at("class")) << number.out;
+  expect_error(run({"explain", run_, "64", "-o", "x.png"}), 1, {"64: no such test image (0 to 63)"});
+  expect_error(run({"explain", run_, "-1", "-o", "x.png"}), 1, {"-1: no such test image"});
   expect_error(run({"explain", run_, "none.png", "-o", "x.png"}), 1, {"none.png"});
   EXPECT_FALSE(fs::exists(folder_ / "x.png"));
   expect_error(run({"explain", run_, "photo.png", "-o", "x.png", "--map", "diagonal"}), 2, {"--map"});
