@@ -132,10 +132,28 @@ class Predictor {
   int failures_ = 0;
 };
 
+constexpr std::size_t kLongestPath = 1 << 16;  // bytes; what never ends a line is no list
+
+// The next line without its end; false at the end of the input, or where the line is too long to be a path.
+bool next_line(std::istream& in, std::string& line) {
+  line.clear();
+  for (int c = in.get(); c != std::istream::traits_type::eof(); c = in.get()) {
+    if (c == '\n') return true;
+    if (line.size() == kLongestPath) return false;
+    line += static_cast<char>(c);
+  }
+  return !line.empty();
+}
+
 void add_from_standard_input(Predictor& predictor) {
   std::size_t number = 0;
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; next_line(std::cin, line) || !line.empty();) {
     number += 1;
+    if (line.size() == kLongestPath) {
+      predictor.fail("standard input, line " + std::to_string(number) + ": is longer than " +
+                     std::to_string(kLongestPath) + " bytes, expected a path; what follows is not read");
+      return;
+    }
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.find('\0') != std::string::npos) {
       predictor.fail("standard input, line " + std::to_string(number) + ": holds a zero byte, expected a path");

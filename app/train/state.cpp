@@ -11,6 +11,7 @@
 
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/config/yaml_tree.h"
 #include "app/run/log.h"
 #include "app/train/freeze.h"
 #include "app/version.h"
@@ -290,6 +291,10 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   const SafetensorsFile file = read_safetensors(path);
   LoadedModel loaded;
   loaded.info = checkpoint_info(file, path);
+  for (const std::string& override : overrides) {
+    if (override.find('=') == std::string::npos)
+      throw ConfigError("command line: " + excerpt(override) + ": expected key=value, such as data.dir=/data");
+  }
   std::vector<std::string> all = overrides;
   if (!device_name.empty()) all.push_back("train.device=" + device_name);
   const Config trained = loaded.info.config;

@@ -86,6 +86,7 @@ TEST_F(Results, EvalWritesScoresThatAgreeWithItsLine) {
   EXPECT_NEAR(correct / 64.0, line.at("top1").get<double>(), 1e-6);
   EXPECT_NE(o.err.find("precision  recall"), std::string::npos) << o.err;
   expect_error(run({"eval", run_, "--json", "nowhere/x.json"}), 1, {"nowhere/x.json"});
+  expect_error(run({"eval", run_, "other"}), 2, {"other: expected key=value, such as data.dir=/data"});
 }
 
 TEST_F(Results, PredictTakesFoldersListsAndNumbersInOrderAndInBatches) {
@@ -125,6 +126,13 @@ TEST_F(Results, PredictTakesFoldersListsAndNumbersInOrderAndInBatches) {
   EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
   EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u) << "the good one is answered";
   EXPECT_NE(read_file(folder_ / "err").find("standard input, line 2: holds a zero byte"), std::string::npos);
+  std::ofstream(folder_ / "list") << "d.png\n" << std::string(1 << 17, '/');
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u) << "the good one is answered";
+  EXPECT_NE(read_file(folder_ / "err").find("standard input, line 2: is longer than 65536 bytes"), std::string::npos);
+  std::ofstream(folder_ / "list") << "d.png";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 0) << "a last line without its end";
+  EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u);
   fs::create_directories(folder_ / "empty");
   expect_error(run({"predict", run_, "empty"}), 1, {"empty: no .png, .jpg or .jpeg files in it"});
   expect_error(run({"predict", run_, "d.png", "--format", "xml"}), 2,
