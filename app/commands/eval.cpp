@@ -28,7 +28,7 @@ int run_eval(const EvalArguments& a) {
   log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " +
             config.data.dataset + ", on " + loaded.device.str());
   const auto start = std::chrono::steady_clock::now();
-  const SetPredictions predictions = predict_set(*loaded.model, batches);
+  const SetPredictions predictions = predict_set(*loaded.model, batches, loaded.views);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const Evaluation& e = predictions.evaluation;
   const Scores scores = score(predictions.each, loaded.info.spec.classes);
@@ -36,15 +36,18 @@ int run_eval(const EvalArguments& a) {
   if (json) {
     Json document = {{"checkpoint", checkpoint}, {"dataset", config.data.dataset}, {"loss", rounded(e.loss, 6)}};
     document.update(scores_json(scores));
+    if (loaded.views.size() > 1) document["eval_tta"] = config.train.eval_tta;
     json->write(document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
   }
-  print_result({{"top1", rounded(e.top1, 6)},
-                {"loss", rounded(e.loss, 4)},
-                {"epochs", loaded.info.progress.epoch},
-                {"images_per_second", rounded(static_cast<double>(e.samples) / seconds, 1)},
-                {"train_seconds", rounded(loaded.info.progress.train_seconds, 1)},
-                {"run", a.checkpoint},
-                {"checkpoint", checkpoint}});
+  Json result = {{"top1", rounded(e.top1, 6)},
+                 {"loss", rounded(e.loss, 4)},
+                 {"epochs", loaded.info.progress.epoch},
+                 {"images_per_second", rounded(static_cast<double>(e.samples) / seconds, 1)},
+                 {"train_seconds", rounded(loaded.info.progress.train_seconds, 1)},
+                 {"run", a.checkpoint},
+                 {"checkpoint", checkpoint}};
+  if (loaded.views.size() > 1) result["eval_tta"] = config.train.eval_tta;
+  print_result(result);
   return 0;
 }
 

@@ -7,6 +7,7 @@
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/picture.h"
+#include "app/results/test_images.h"
 #include "app/run/output_file.h"
 #include "data/image.h"
 
@@ -31,10 +32,17 @@ int run_explain(const ExplainArguments& a) {
   const OutputFile file(a.output, {a.image});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const ImageSpec& spec = loaded.info.spec;
-  const at::Tensor seen = file_image(a.image, loaded.info);
-  // The part that the model sees, drawn as finely as the file has it within reason.
-  const std::int64_t shorter = std::min(spec.height, spec.width), factor = (kSide + shorter - 1) / shorter;
-  const Look look = look_at(loaded, seen, file_image(a.image, loaded.info, factor));
+  at::Tensor seen, shown;
+  if (const auto index = test_index(a.image)) {
+    seen = TestImages(loaded.info).get(*index);
+    shown = enlarged(seen, kSide);
+  } else {
+    // The part that the model sees, drawn as finely as the file has it within reason.
+    const std::int64_t shorter = std::min(spec.height, spec.width), factor = (kSide + shorter - 1) / shorter;
+    seen = file_image(a.image, loaded.info);
+    shown = file_image(a.image, loaded.info, factor);
+  }
+  const Look look = look_at(loaded, seen, shown);
   const bool all = a.map == "all";
   const at::Tensor& one = a.map == "rows" ? look.rows : a.map == "columns" ? look.columns : look.both;
   file.write(encode_png(all ? side_by_side({look.picture, look.both, look.rows, look.columns}) : one));

@@ -9,6 +9,7 @@
 
 #include "app/commands/commands.h"
 #include "app/config/load.h"
+#include "app/results/text.h"
 #include "app/train/build.h"
 #include "app/train/report.h"
 #include "app/train/state.h"
@@ -88,6 +89,23 @@ void describe_machine() {
   if (single != half) std::cout << "bfloat16:\n" << half;
 }
 
+std::string shape_text(const at::Tensor& tensor) {
+  std::string text;
+  for (const std::int64_t size : tensor.sizes()) text += (text.empty() ? "[" : ", ") + std::to_string(size);
+  return text.empty() ? "[]" : text + "]";
+}
+
+// A file that is no checkpoint, as axial export writes it: what is in it, and what its metadata says.
+void describe_weights(const SafetensorsFile& file) {
+  for (const auto& [name, tensor] : file.tensors)
+    std::cout << "  " << plain_text(name) << " " << shape_text(tensor) << " " << c10::toString(tensor.scalar_type()) << "\n";
+  if (file.metadata.count("axial.weights") == 0) std::cout << "no weights of axial export: names may be another model's\n";
+  for (const auto& [key, value] : file.metadata) {
+    const bool lines = value.find('\n') != std::string::npos;
+    std::cout << plain_text(key) << (lines ? ":\n" : ": ") << plain_text(value, true) << (lines ? "" : "\n");
+  }
+}
+
 void describe_checkpoint(const std::string& given) {
   const auto path = resolve_checkpoint(given);
   const SafetensorsFile file = read_safetensors(path);
@@ -100,8 +118,12 @@ void describe_checkpoint(const std::string& given) {
     group.second += tensor.numel();
   }
   std::cout << path.string() << ": " << file.tensors.size() << " tensors, " << bytes << " bytes\n";
+  if (file.metadata.count("axial.format") == 0) {
+    describe_weights(file);
+    return;
+  }
   for (const auto& [name, group] : groups) {
-    std::cout << "  " << name << ": " << group.first << " tensors, " << group.second << " elements\n";
+    std::cout << "  " << plain_text(name) << ": " << group.first << " tensors, " << group.second << " elements\n";
   }
   const CheckpointInfo info = checkpoint_info(file, path);
   const Progress& p = info.progress;
@@ -113,7 +135,7 @@ void describe_checkpoint(const std::string& given) {
     std::cout << "not evaluated yet\n";
   }
   std::cout << info.spec.train_images << " training images, " << info.spec.classes.size() << " classes:";
-  for (const auto& name : info.spec.classes) std::cout << ' ' << name << (&name == &info.spec.classes.back() ? "" : ",");
+  for (const auto& name : info.spec.classes) std::cout << ' ' << plain_text(name) << (&name == &info.spec.classes.back() ? "" : ",");
   std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << "\nconfiguration:\n"
             << to_yaml(info.config);
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -11,10 +10,9 @@
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/prediction_writer.h"
+#include "app/results/test_images.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
-#include "app/train/checks.h"
-#include "app/train/report.h"
 #include "app/train/state.h"
 #include "data/image.h"
 #include "data/listing.h"
@@ -24,22 +22,11 @@ namespace axial::app {
 
 namespace {
 
-// A number, where no file has that name (which is said, since it may surprise): an index into the test set.
-std::optional<std::int64_t> test_index(const std::string& input) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(input.data(), input.data() + input.size(), value);
-  if (error != std::errc() || end != input.data() + input.size()) return std::nullopt;
-  std::error_code ignored;
-  if (!std::filesystem::exists(input, ignored)) return value;
-  log::warning(input + ": taken as the file of that name, not as the test image of that number");
-  return std::nullopt;
-}
-
 // Inputs in the order given, answered batch by batch.
 class Predictor {
  public:
   Predictor(LoadedModel& loaded, PredictionWriter& writer, std::int64_t top)
-      : model_(loaded), spec_(loaded.info.spec), writer_(writer) {
+      : model_(loaded), spec_(loaded.info.spec), writer_(writer), test_(loaded.info) {
     top_ = std::min<std::int64_t>(top, static_cast<std::int64_t>(spec_.classes.size()));
     batch_ = static_cast<std::size_t>(loaded.info.config.data.eval_batch_size);
     mean_ = at::tensor(spec_.mean, at::kFloat).view({-1, 1, 1});
@@ -107,17 +94,7 @@ class Predictor {
   void take(const std::string& input) {
     at::Tensor image;  // uint8 [channels, height, width]; undefined: to be read from the file
     try {
-      if (const auto index = test_index(input)) {
-        if (test_.size() == 0) {
-          test_ = load_test(model_.info.config, spec_.classes);
-          check_images(test_, spec_);
-          log_notes(test_);
-        }
-        if (*index < 0 || *index >= test_.size()) {
-          throw data::DataError(input + ": no such test image (0 to " + std::to_string(test_.size() - 1) + ")");
-        }
-        image = data::image_of(test_, *index);
-      }
+      if (const auto index = test_index(input)) image = test_.get(*index);
     } catch (const data::DataError& e) {
       fail(e.what());
       return;
@@ -129,7 +106,7 @@ class Predictor {
 
   void answer(const std::vector<std::string>& names, const at::Tensor& pixels) {
     const at::ScalarType type = compute_type(model_.info.config.train.precision);
-    const at::Tensor logits = model_.model->forward(pixels.to(model_.device, type));
+    const at::Tensor logits = logits_of(*model_.model, pixels.to(model_.device, type), model_.views);
     const auto [values, indices] = logits.to(at::kFloat).softmax(1).cpu().topk(top_, 1);
     for (std::size_t i = 0; i < names.size(); ++i) {
       std::vector<RankedClass> classes;
@@ -149,16 +126,34 @@ class Predictor {
   std::int64_t top_ = 1;
   std::size_t batch_ = 1;
   at::Tensor mean_, std_;  // [channels, 1, 1]
-  data::Dataset test_;     // loaded when the first index asks for it
+  TestImages test_;
   std::vector<std::string> inputs_;
   std::vector<at::Tensor> images_;
   int failures_ = 0;
 };
 
+constexpr std::size_t kLongestPath = 1 << 16;  // bytes; what never ends a line is no list
+
+// The next line without its end; false at the end of the input, or where the line is too long to be a path.
+bool next_line(std::istream& in, std::string& line) {
+  line.clear();
+  for (int c = in.get(); c != std::istream::traits_type::eof(); c = in.get()) {
+    if (c == '\n') return true;
+    if (line.size() == kLongestPath) return false;
+    line += static_cast<char>(c);
+  }
+  return !line.empty();
+}
+
 void add_from_standard_input(Predictor& predictor) {
   std::size_t number = 0;
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; next_line(std::cin, line) || !line.empty();) {
     number += 1;
+    if (line.size() == kLongestPath) {
+      predictor.fail("standard input, line " + std::to_string(number) + ": is longer than " +
+                     std::to_string(kLongestPath) + " bytes, expected a path; what follows is not read");
+      return;
+    }
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.find('\0') != std::string::npos) {
       predictor.fail("standard input, line " + std::to_string(number) + ": holds a zero byte, expected a path");

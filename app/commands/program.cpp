@@ -59,6 +59,29 @@ std::string help_of(const std::vector<CLI::App*>& commands, const std::string& n
   return "axial --help";
 }
 
+std::string list_of(const std::vector<CLI::App*>& commands) {
+  std::string names;
+  for (const CLI::App* command : commands) {
+    names += (names.empty() ? "" : command == commands.back() ? " or " : ", ") + command->get_name();
+  }
+  return names;
+}
+
+// CLI11's words in ours; they hold what was typed, which may be long.
+std::string plain_message(std::string message, const std::vector<CLI::App*>& commands) {
+  if (message.find("subcommand is required") != std::string::npos) return "expected a command: " + list_of(commands);
+  const auto replace = [&](const std::string& theirs, const std::string& ours) {
+    const std::size_t at = message.find(theirs);
+    if (at != std::string::npos) message.replace(at, theirs.size(), ours);
+    return at != std::string::npos;
+  };
+  replace(": 1 required TEXT missing", ": expected a value after it");
+  const std::size_t twice = message.find(": At Most 1 required");
+  if (twice != std::string::npos) message = message.substr(0, twice) + ": expected once, found more than once";
+  if (replace(": At least ", ": expected ")) replace(" required but received ", " values after it, found ");
+  return message;
+}
+
 // A pipe whose reader wants no more (axial config --keys | head) is no news.
 bool reader_left() {
   pollfd out{STDOUT_FILENO, 0, 0};
@@ -106,7 +129,7 @@ CLI::App* add_train(CLI::App& program, TrainArguments& a) {
 CLI::App* add_eval(CLI::App& program, EvalArguments& a) {
   CLI::App* command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
   add_model(command, a.checkpoint, a.device);
-  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data")->option_text("...");
+  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data train.eval_tta=flip")->option_text("...");
   command->add_option("--json", a.json, "write scores per class, confusion matrix and calibration to a file, too")
       ->option_text("FILE")
       ->check(check_output);
@@ -200,24 +223,15 @@ int parse_and_run(int argc, char** argv) {
   const std::string chosen = arguments.empty() ? "" : arguments.front();
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   const std::string help = help_of(commands, chosen);
-  if (!chosen.empty() && chosen[0] != '-' && help == "axial --help") {
-    std::string names;
-    for (const CLI::App* command : commands) {
-      names += (names.empty() ? "" : command == commands.back() ? " or " : ", ") + command->get_name();
-    }
-    throw ConfigError("command line: unknown command " + excerpt(chosen) + "; expected " + names);
-  }
+  if (!chosen.empty() && chosen[0] != '-' && help == "axial --help")
+    throw ConfigError("command line: unknown command " + excerpt(chosen) + "; expected " + list_of(commands));
   try {
     program.parse(arguments);
   } catch (const CLI::Success& e) {  // --help, --version
     program.exit(e);
     return kDone;
   } catch (const CLI::ParseError& e) {
-    std::string message = first_line(e.what());  // holds what was typed, which may be long
-    const std::string missing = ": 1 required TEXT missing";  // CLI11's words for an option without its value
-    if (const std::size_t at = message.find(missing); at != std::string::npos) {
-      message.replace(at, missing.size(), ": expected a value after it");
-    }
+    const std::string message = plain_message(first_line(e.what()), commands);
     log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") + " (see " + help + ")");
     return kUsage;
   }

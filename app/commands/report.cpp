@@ -47,6 +47,9 @@ int run_report(const ReportArguments& a) {
   std::vector<ReportedRun> runs;
   for (const std::string& folder : folders) runs.push_back({"", read_run(folder), {}});
   name_runs(runs);
+  for (const ReportedRun& run : runs) {
+    if (!run.summary.problem.empty()) log::warning(run.summary.problem);
+  }
   const OutputFile file(a.output);
   Json evaluated = Json::array();
   for (ReportedRun& run : runs) {

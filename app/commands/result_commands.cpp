@@ -144,6 +144,7 @@ void add_config_files(CLI::App* command, std::vector<std::string>& files, const 
                    before + "YAML file, the name of an installed one, or - for standard input; may be given several "
                             "times, later ones win; without one every key has its default")
       ->option_text("FILE")
+      ->check(check_not_empty)
       ->expected(1)
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

@@ -17,26 +17,30 @@ Json as_json(const RunSummary& run) {
   const auto of_last = [&](double EpochMetrics::*field, int decimals) {
     return last == nullptr ? Json() : rounded(last->*field, decimals);
   };
-  return {{"run", run.path.string()},
-          {"state", name_of(run.state)},
-          {"epochs", run.epochs_done()},
-          {"of", run.problem.empty() ? Json(run.config.train.epochs) : Json()},
-          {"best_top1", rounded(run.best_top1, 6)},
-          {"best_epoch", run.best_epoch > 0 ? Json(run.best_epoch) : Json()},
-          {"train_loss", of_last(&EpochMetrics::train_loss, 4)},
-          {"val_loss", of_last(&EpochMetrics::val_loss, 4)},
-          {"train_seconds", of_last(&EpochMetrics::seconds, 1)},
-          {"dataset", run.problem.empty() ? Json(run.config.data.dataset) : Json()},
-          {"age_seconds", rounded(run.age_seconds, 0)},
-          {"last_line", run.last_line}};
+  Json line = {{"run", run.path.string()},
+               {"state", name_of(run.state)},
+               {"epochs", run.epochs_done()},
+               {"of", run.problem.empty() ? Json(run.config.train.epochs) : Json()},
+               {"best_top1", rounded(run.best_top1, 6)},
+               {"best_epoch", run.best_epoch > 0 ? Json(run.best_epoch) : Json()},
+               {"train_loss", of_last(&EpochMetrics::train_loss, 4)},
+               {"val_loss", of_last(&EpochMetrics::val_loss, 4)},
+               {"train_seconds", of_last(&EpochMetrics::seconds, 1)},
+               {"dataset", run.problem.empty() ? Json(run.config.data.dataset) : Json()},
+               {"age_seconds", rounded(run.age_seconds, 0)},
+               {"last_line", run.last_line}};
+  if (run.config.train.eval_tta != "none") line["eval_tta"] = run.config.train.eval_tta;
+  return line;
 }
 
 void print_table(const std::vector<RunSummary>& runs) {
   std::vector<std::vector<std::string>> rows = {{"run", "state", "epochs", "best top1", "at", "data set", "age"}};
   for (const RunSummary& run : runs) {
+    const std::string& tta = run.config.train.eval_tta;  // one is not to be compared with others
+    const std::string views = tta == "none" ? "" : " (" + tta + ")";
     const std::string of = run.problem.empty() ? "/" + std::to_string(run.config.train.epochs) : "";
-    rows.push_back({run.path.string(), name_of(run.state), std::to_string(run.epochs_done()) + of,
-                    percent_text(run.best_top1), run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-",
+    rows.push_back({plain_text(run.path.string()), name_of(run.state), std::to_string(run.epochs_done()) + of,
+                    percent_text(run.best_top1) + views, run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-",
                     run.problem.empty() ? run.config.data.dataset : "-", age_text(run.age_seconds)});
   }
   std::vector<std::size_t> widths(rows[0].size());

@@ -174,14 +174,16 @@ int run_train(const TrainArguments& a) {
     log::info(request.checkpoint.string() + ": the run is finished (" + std::to_string(result.epochs) +
               " epochs); nothing to do (raise train.epochs, or train.patience where it ended the run, to go on)");
   }
-  print_result({{"top1", rounded(result.top1, 6)},
-                {"loss", rounded(result.loss, 4)},
-                {"epochs", result.epochs},
-                {"best_top1", rounded(result.best_top1, 6)},
-                {"best_epoch", result.best_epoch > 0 ? Json(result.best_epoch) : Json()},
-                {"images_per_second", rounded(result.images_per_second, 1)},
-                {"train_seconds", rounded(result.train_seconds, 1)},
-                {"run", result.run.string()}});
+  Json line = {{"top1", rounded(result.top1, 6)},
+               {"loss", rounded(result.loss, 4)},
+               {"epochs", result.epochs},
+               {"best_top1", rounded(result.best_top1, 6)},
+               {"best_epoch", result.best_epoch > 0 ? Json(result.best_epoch) : Json()},
+               {"images_per_second", rounded(result.images_per_second, 1)},
+               {"train_seconds", rounded(result.train_seconds, 1)},
+               {"run", result.run.string()}};
+  if (request.config.train.eval_tta != "none") line["eval_tta"] = request.config.train.eval_tta;
+  print_result(line);
   return result.signal == 0 ? 0 : 128 + result.signal;
 }
 

@@ -88,6 +88,7 @@ struct TrainConfig {
   double loss_scale;         // initial loss scale of float16
   std::int64_t patience;     // evaluations without a better one before the run ends; 0: off
   std::string eval_metric;   // top1, loss: what "better" means
+  std::string eval_tta;      // none, flip, translate, flip_translate: test-time augmentation
   std::int64_t keep_best;    // checkpoints of the best epochs that are kept
   std::string init_from;     // checkpoint or run whose weights to start from; empty: none
   std::string freeze;        // patterns of parameters that stay as they are

@@ -242,6 +242,10 @@ std::vector<Key> make_schema() {
       "end the run after so many evaluations in a row that bring nothing better; 0: off", "early_stopping early_stop patience_epochs");
   add("train.eval_metric", FIELD(train.eval_metric), "top1", one_of({"top1", "loss"}), "",
       "what makes an epoch the best: the highest top1 or the lowest loss of the set that validates", "monitor best_metric");
+  add("train.eval_tta", FIELD(train.eval_tta), "none", one_of({"none", "flip", "translate", "flip_translate"}), "",
+      "test-time augmentation: evaluate and predict by the mean logits of several views of an image; flip: and mirrored; "
+      "translate: and moved by a pixel, up and left, down and right; flip_translate: these and their mirror images",
+      "tta test_time_augmentation tta_level");
   add("train.keep_best", FIELD(train.keep_best), "0", integer(0, 1000000), "checkpoints",
       "checkpoints of the best epochs that are kept beside those of keep_last", "save_top_k top_k");
   add("train.init_from", FIELD(train.init_from), "\"\"", any(), "",
@@ -280,7 +284,7 @@ constexpr const char* kOnResume[] = {
 
 // Keys that count when a trained model is evaluated or asked; everything else is in the model.
 constexpr const char* kOnEval[] = {"train.device",           "train.threads",
-                                   "train.precision",        "model.backend",
+                                   "train.precision",        "train.eval_tta",          "model.backend",
                                    "data.dataset",           "data.dir",
                                    "data.eval_batch_size",   "data.synthetic_train",
                                    "data.synthetic_test",    "data.synthetic_channels",

@@ -27,7 +27,7 @@ Look look_at(LoadedModel& loaded, const at::Tensor& image, const at::Tensor& sho
                                 .to(loaded.device, compute_type(loaded.info.config.train.precision));
   const AttentionMaps maps = attention_rollout(*loaded.model, pixels);
   Look look;
-  look.logits = loaded.model->forward(pixels)[0].to(at::kCPU, at::kFloat);
+  look.logits = logits_of(*loaded.model, pixels, loaded.views)[0].to(at::kCPU, at::kFloat);
   look.picture = as_rgb(shown);
   // A patch stem pads pictures up to whole patches: its map covers the padding, too.
   const auto [rows, columns] = loaded.model->grid();

@@ -130,7 +130,7 @@ std::string differences(const std::vector<ReportedRun>& runs) {
   text += "<th>meaning</th></tr>\n";
   for (const Key& key : schema()) {
     if (differing.count(key.path) == 0) continue;
-    text += "<tr><td><code>" + key.path + "</code></td>";
+    text += "<tr><td class=\"key\"><code>" + key.path + "</code></td>";
     if (alone) text += "<td><code>" + html(key.preset) + "</code></td>";
     for (const ReportedRun& run : runs)
       text += "<td><code>" + html(print_value(key, run.summary.config)) + "</code></td>";
@@ -176,11 +176,11 @@ std::string results_html(const ReportedRun& run, std::size_t number) {
   const RunResults& r = run.results;
   if (!r.problem.empty()) return text + "<p class=\"note\">Not evaluated: " + html(r.problem) + "</p>\n";
   const Scores& s = r.scores;
+  const auto share = [](double fraction) { return "<span class=\"whole\">" + percent_text(fraction) + "</span>"; };
   text += "<p><code>" + html(r.checkpoint) + "</code> (" + r.weights + "), " + std::to_string(s.samples) +
-          " images: top1 <b>" + percent_text(s.top1) + "</b>" +
-          (std::isnan(s.top5) ? "" : ", top5 " + percent_text(s.top5)) +
-          format(", loss %.4f, calibration error ", r.loss) + percent_text(s.ece) + ", mean F1 " +
-          percent_text(s.macro_f1) + ".</p>\n<h3>Classes</h3>\n" + classes_html(s) + "<h3>Confusion matrix</h3>\n" +
+          " images: top1 <b>" + share(s.top1) + "</b>" + (std::isnan(s.top5) ? "" : ", top5 " + share(s.top5)) +
+          format(", loss %.4f, calibration error ", r.loss) + share(s.ece) + ", mean F1 " + share(s.macro_f1) +
+          ".</p>\n<h3>Classes</h3>\n" + classes_html(s) + "<h3>Confusion matrix</h3>\n" +
           confusion_html(s) + "<h3>Worst mistakes</h3>\n" + mistakes_html(r);
   if (!r.attended.empty()) text += "<h3>Where it looks</h3>\n" + attention_html(r);
   return text;

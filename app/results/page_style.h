@@ -13,11 +13,13 @@ h2 { font-size: 20px; margin: 40px 0 10px; padding-bottom: 4px; border-bottom: 2
 h3 { font-size: 16px; margin: 26px 0 8px; }
 p { margin: 6px 0 12px; max-width: 90ch; }
 .soft { color: var(--soft); }
+.whole { white-space: nowrap; }
 code { font: 13px "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 12px 4px 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: baseline; }
 th { font-weight: 600; white-space: nowrap; }
 td.n, th.n { text-align: right; }
+td.key code { overflow-wrap: normal; white-space: nowrap; }
 .chip { display: inline-block; width: 22px; height: 10px; border-radius: 3px; margin-right: 8px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 10px 24px; }
 figure { margin: 0; }

@@ -15,11 +15,6 @@ std::string number(double probability, int decimals) {
   return text;
 }
 
-std::string without_controls(std::string text) {
-  for (char& c : text) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return text;
-}
-
 }  // namespace
 
 PredictionWriter::PredictionWriter(std::ostream& out, const std::string& format) : out_(out), format_(format) {
@@ -41,7 +36,7 @@ void PredictionWriter::write(const std::string& input, const std::vector<RankedC
     if (format_ == "csv") {
       out_ << csv_field(input) << ',' << rank << ',' << csv_field(c.name) << ',' << number(c.probability, 6) << '\n';
     } else {
-      out_ << without_controls(input) << '\t' << c.name << '\t' << number(c.probability, 4) << '\n';
+      out_ << plain_text(input) << '\t' << plain_text(c.name) << '\t' << number(c.probability, 4) << '\n';
     }
   }
 }

@@ -27,14 +27,14 @@ std::vector<Prediction> predictions_of(const at::Tensor& logits, const at::Tenso
   return predictions;
 }
 
-SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches) {
+SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches, const Views& views) {
   at::NoGradGuard no_grad;
   model.eval();
   SetPredictions result;
   at::Tensor sums;
   for (std::int64_t i = 0; i < batches.per_epoch(); ++i) {
     const data::Batch batch = batches.get(0, i);
-    const at::Tensor logits = model.forward(batch.images).to(at::kFloat);
+    const at::Tensor logits = logits_of(model, batch.images, views).to(at::kFloat);
     const at::Tensor part = batch_loss(logits, batch, 0).sums;
     sums = sums.defined() ? sums + part : part;
     const std::vector<Prediction> these = predictions_of(logits, batch.labels);

@@ -16,7 +16,7 @@ struct SetPredictions {
 };
 
 // In evaluation mode, without gradients.
-SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches);
+SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches, const Views& views);
 
 // What logits [n, classes] say of labels [n], both on any device.
 std::vector<Prediction> predictions_of(const at::Tensor& logits, const at::Tensor& labels);

@@ -57,9 +57,10 @@ void evaluate_into(const std::filesystem::path& run, const std::string& device,
   check_images(test, loaded.info.spec);
   data::Batches batches(test, batch_options(config, loaded.info.spec, false), loaded.device,
                         compute_type(config.train.precision));
-  const SetPredictions predictions = predict_set(*loaded.model, batches);
+  const SetPredictions predictions = predict_set(*loaded.model, batches, loaded.views);
   r->checkpoint = resolve_checkpoint(run).string();
   r->weights = loaded.info.has_ema ? "averaged weights" : "weights";
+  if (const std::string views = describe_views(config.train.eval_tta); !views.empty()) r->weights += ", " + views;
   r->loss = predictions.evaluation.loss;
   r->scores = score(predictions.each, loaded.info.spec.classes);
 

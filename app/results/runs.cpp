@@ -23,8 +23,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A pipe in a file's place would be waited for; what is no file is as what is not there.
+std::ifstream opened(const fs::path& path, std::ios::openmode at = std::ios::in) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored) ? std::ifstream(path, std::ios::binary | at) : std::ifstream();
+}
+
 std::string text_of(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
+  std::ifstream stream = opened(path);
+  if (!stream.is_open()) return {};
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
@@ -71,8 +78,8 @@ std::vector<EpochMetrics> read_metrics(const fs::path& path) {
 // "2026-11-29 23:25:38.586 info: text" -> "info: text", of the last line; of a long log only its end is read.
 std::string last_line_of(const fs::path& path) {
   constexpr std::streamoff kEnd = 1 << 16;
-  std::ifstream stream(path, std::ios::binary | std::ios::ate);
-  if (!stream) return {};
+  std::ifstream stream = opened(path, std::ios::ate);
+  if (!stream.is_open()) return {};
   const std::streamoff size = stream.tellg();
   stream.seekg(std::max<std::streamoff>(0, size - kEnd));
   std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
@@ -85,7 +92,7 @@ std::string last_line_of(const fs::path& path) {
 
 // Asked for without waiting, shared, and given back at once: a run that starts meanwhile at worst is told to wait.
 bool is_locked(const fs::path& folder) {
-  const int file = ::open((folder / ".lock").c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open((folder / ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return false;
   const bool held = ::flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   ::close(file);

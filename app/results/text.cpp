@@ -40,6 +40,14 @@ std::string padded(const std::string& text, std::size_t columns) {
   return cut + "~";
 }
 
+std::string plain_text(std::string text, bool keep_lines) {
+  for (char& c : text) {
+    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    if (control && !(keep_lines && c == '\n')) c = '?';
+  }
+  return text;
+}
+
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string quoted = "\"";

@@ -12,6 +12,9 @@ std::size_t columns_of(const std::string& text);
 // In exactly so many columns: cut (with a mark) or filled up with blanks.
 std::string padded(const std::string& text, std::size_t columns);
 
+// Names may hold anything, and a terminal would obey it: control characters become question marks.
+std::string plain_text(std::string text, bool keep_lines = false);
+
 // A field of a CSV file (RFC 4180): in quotes where it needs them.
 std::string csv_field(const std::string& text);
 

@@ -63,7 +63,9 @@ std::vector<Record> parse(const std::string& text) {
 std::string rows_before(const fs::path& path, const std::vector<std::string>& columns, std::int64_t resume_at) {
   const auto fail = [&](const std::string& what) { throw RunError(path.string() + ": " + what); };
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) fail("is a folder, expected a file; move it away");
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::is_directory(status)) fail("is a folder, expected a file; move it away");
+  if (fs::exists(status) && !fs::is_regular_file(status)) fail("is no ordinary file, expected one; move it away");
   std::ifstream stream(path, std::ios::binary);
   if (!stream) return "";
   const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};

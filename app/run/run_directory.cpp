@@ -122,7 +122,12 @@ void remove_run(const fs::path& path) {
 
 void refuse_existing(const fs::path& path, RunDirectory::Mode mode) {
   if (mode != RunDirectory::Mode::kNew || !is_run(path)) return;
-  fail(path, "a run is there already; continue it (--resume), replace it (--overwrite), or choose another folder");
+  const std::vector<fs::path> files = files_in(path / "checkpoints");
+  const bool resumable = std::any_of(files.begin(), files.end(),
+                                     [](const fs::path& file) { return file.extension() == kSuffix; });
+  fail(path, std::string("a run is there already") +
+                 (resumable ? "; continue it (--resume), replace it (--overwrite), or choose another folder"
+                            : ", which came to no checkpoint; replace it (--overwrite) or choose another folder"));
 }
 
 }  // namespace

@@ -30,6 +30,11 @@ std::string differing_class(const std::vector<std::string>& found, const std::ve
 
 void check_folder(const Config& config) {
   const std::string& dir = config.data.dir;
+  if (dir.empty() && config.data.dataset == "image_folder") {
+    throw ConfigError(
+        "data.dir: expected the folder of your pictures (data.dir=FOLDER), with train/CLASS/ and test/CLASS/ or CLASS/ "
+        "in it; image_folder has no other place to look");
+  }
   if (dir.empty() || config.data.dataset == "synthetic" || config.data.dataset == "image_list") return;
   std::error_code error;
   if (std::filesystem::is_directory(dir, error)) return;

@@ -11,7 +11,7 @@
 
 namespace axial::app {
 
-// data.dir is a folder. Throws data::DataError.
+// data.dir is a folder. Throws data::DataError, and ConfigError where it is missing.
 void check_folder(const Config& config);
 
 // Full batches come out of the training images, and a random crop fits into them. Throws ConfigError.

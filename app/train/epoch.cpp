@@ -103,7 +103,7 @@ void Trainer::fail_nonfinite(const std::string& where, const std::string& what, 
 Evaluation Trainer::validate(data::Batches& batches) {
   std::optional<SwapGuard> average;
   if (state_.ema) average.emplace(state_.tensors, state_.ema->tensors());
-  return evaluate(*state_.model, batches);
+  return evaluate(*state_.model, batches, views_of(config_.train.eval_tta));
 }
 
 // Of an update that the device has made, which is a few behind what was asked of it.

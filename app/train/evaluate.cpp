@@ -42,14 +42,14 @@ BatchLoss batch_loss(const at::Tensor& given, const data::Batch& batch, double l
   return loss;
 }
 
-Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches) {
+Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches, const Views& views) {
   at::NoGradGuard no_grad;
   const bool training = model.is_training();
   model.eval();
   at::Tensor sums;
   for (std::int64_t i = 0; i < batches.per_epoch(); ++i) {
     const data::Batch batch = batches.get(0, i);
-    const at::Tensor part = batch_loss(model.forward(batch.images), batch, 0).sums;
+    const at::Tensor part = batch_loss(logits_of(model, batch.images, views), batch, 0).sums;
     sums = sums.defined() ? sums + part : part;
   }
   model.train(training);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "app/train/views.h"
 #include "data/batches.h"
 
 namespace axial {
@@ -28,6 +29,6 @@ BatchLoss batch_loss(const at::Tensor& logits, const data::Batch& batch, double 
                      const at::Tensor& seed = {});
 
 // In evaluation mode, without gradients; the model's mode is put back afterwards.
-Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches);
+Evaluation evaluate(AxialClassifierImpl& model, data::Batches& batches, const Views& views);
 
 }  // namespace axial::app

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <nlohmann/json.hpp>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -49,14 +51,36 @@ at::Tensor interpolated(const std::string& name, const at::Tensor& table, const 
   return {};
 }
 
+// The weights in a file: of a checkpoint the averages where it has them; or what axial export wrote.
+struct Weights {
+  std::string prefix;  // of their names
+  bool averaged = false;
+  std::vector<std::string> classes;
+};
+
+Weights weights_in(const SafetensorsFile& file, const std::filesystem::path& path) {
+  const auto exported = file.metadata.find("axial.weights");
+  if (exported == file.metadata.end()) {
+    const CheckpointInfo info = checkpoint_info(file, path);
+    return {info.has_ema ? "ema." : "model.", info.has_ema, info.spec.classes};
+  }
+  const auto classes = file.metadata.find("axial.classes");
+  try {
+    if (classes == file.metadata.end()) throw std::runtime_error("there is no axial.classes");
+    return {"", exported->second == "ema", nlohmann::json::parse(classes->second).get<std::vector<std::string>>()};
+  } catch (const std::exception& e) {
+    throw CheckpointError(path.string() + ": the metadata is damaged: " + e.what());
+  }
+}
+
 }  // namespace
 
 std::string load_initial(const std::filesystem::path& from, const ImageSpec& spec, const NamedTensors& model) {
   const std::filesystem::path path = resolve_checkpoint(from);
   const SafetensorsFile file = read_safetensors(path);
-  const CheckpointInfo info = checkpoint_info(file, path);
-  const std::string prefix = info.has_ema ? "ema." : "model.";
-  const bool same_classes = info.spec.classes == spec.classes;
+  const Weights weights = weights_in(file, path);
+  const std::string& prefix = weights.prefix;
+  const bool same_classes = weights.classes == spec.classes;
 
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   std::vector<std::string> tables, absent, unused;
@@ -97,12 +121,12 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
   for (auto& [to, value] : copies) to.copy_(value);
   std::string line =
       "initial weights from " + path.string() + ": " + std::to_string(copies.size()) + " tensors loaded";
-  if (info.has_ema) line += " (averages)";
+  if (weights.averaged) line += " (averages)";
   if (!tables.empty()) line += ", of them " + counted(tables, "interpolated");
   if (new_head) {
     line += "; the head starts anew (" + std::to_string(spec.classes.size()) + " classes, there " +
-            std::to_string(info.spec.classes.size()) +
-            (spec.classes.size() == info.spec.classes.size() ? " others)" : ")");
+            std::to_string(weights.classes.size()) +
+            (spec.classes.size() == weights.classes.size() ? " others)" : ")");
   }
   if (!absent.empty()) line += "; " + counted(absent, "not there, start anew");
   if (!unused.empty()) line += "; " + counted(unused, "there alone, skipped");

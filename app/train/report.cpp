@@ -6,6 +6,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "app/run/log.h"
+#include "app/train/views.h"
 
 namespace axial::app {
 
@@ -77,6 +78,8 @@ void log_run_header(const RunHeader& h) {
                    h.config.optim.name.c_str(), h.device.str().c_str(), h.config.train.precision.c_str(),
                    static_cast<long long>(h.config.train.epochs), static_cast<long long>(h.batches),
                    static_cast<long long>(h.config.data.batch_size), static_cast<long long>(h.updates)));
+  if (const std::string views = describe_views(h.config.train.eval_tta); !views.empty())
+    log::info("evaluation: " + views);
   log_notes(h.sets.train);
   if (!h.sets.test.notes.empty() && h.sets.test.notes != h.sets.train.notes) log_notes(h.sets.test);
   const std::int64_t unused = h.sets.train.size() - h.batches * h.config.data.batch_size;
@@ -92,12 +95,12 @@ void log_run_header(const RunHeader& h) {
 }
 
 std::string progress_line(const ProgressLine& p) {
-  const std::string line =
-      format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  lr %.2e  %.0f images/s  ETA %s",
+  std::string line =
+      format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  ETA %s  %.0f images/s",
              static_cast<long long>(p.epoch + 1), static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
-             static_cast<long long>(p.batches), p.loss, 100 * p.top1, p.lr, p.rate, duration(p.seconds_left).c_str());
-  if (p.memory == 0) return line;
-  return line + format("  GPU %.1f GiB", static_cast<double>(p.memory) / (1 << 30));
+             static_cast<long long>(p.batches), p.loss, 100 * p.top1, duration(p.seconds_left).c_str(), p.rate);
+  if (p.memory > 0) line += format("  GPU %.1f GiB", static_cast<double>(p.memory) / (1 << 30));
+  return line + format("  lr %.2e", p.lr);
 }
 
 std::vector<std::string> EpochReport::csv_columns() {

@@ -36,6 +36,7 @@ struct ProgressLine {
   double loss, top1, lr, rate, seconds_left;
   std::int64_t memory;  // bytes that libtorch holds on the device; 0: not known
 };
+// What a narrow terminal cuts off stands last.
 std::string progress_line(const ProgressLine& p);
 
 // Bytes that libtorch has taken on a GPU; 0 on the CPU.

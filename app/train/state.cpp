@@ -11,6 +11,8 @@
 
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/config/yaml_tree.h"
+#include "app/run/log.h"
 #include "app/train/freeze.h"
 #include "app/version.h"
 #include "model/classifier.h"
@@ -289,6 +291,10 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   const SafetensorsFile file = read_safetensors(path);
   LoadedModel loaded;
   loaded.info = checkpoint_info(file, path);
+  for (const std::string& override : overrides) {
+    if (override.find('=') == std::string::npos)
+      throw ConfigError("command line: " + excerpt(override) + ": expected key=value, such as data.dir=/data");
+  }
   std::vector<std::string> all = overrides;
   if (!device_name.empty()) all.push_back("train.device=" + device_name);
   const Config trained = loaded.info.config;
@@ -304,6 +310,8 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
   loaded.model->to(loaded.device);
   loaded.model->eval();
+  loaded.views = views_of(loaded.info.config.train.eval_tta);
+  if (loaded.views.size() > 1) log::info(describe_views(loaded.info.config.train.eval_tta));
   return loaded;
 }
 

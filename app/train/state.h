@@ -16,6 +16,7 @@
 #include "app/train/build.h"
 #include "app/train/control.h"
 #include "app/train/optimizer.h"
+#include "app/train/views.h"
 
 // torch::nn costs a source seconds to compile: who calls the model includes model/classifier.h, who passes it on
 // does not.
@@ -125,7 +126,9 @@ struct LoadedModel {
   CheckpointInfo info;
   std::shared_ptr<AxialClassifierImpl> model;
   at::Device device = at::kCPU;
+  Views views;  // of each image: logits_of answers
 };
+// Says so where an image is seen from several views.
 LoadedModel load_model(const std::filesystem::path& checkpoint, const std::string& device_name,
                        const std::vector<std::string>& overrides);
 

@@ -126,12 +126,12 @@ TrainResult Trainer::run() {
   } else {
     self_check(config_, state_.model->grid(), device_);
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
+    const SignalGuard signals;  // from here on a signal leaves a run that can go on
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
     open_run(result.run);
     tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;
     images_before_ = p.images;
-    const SignalGuard signals;
     started_ = last_report_ = Clock::now();
     while (!finished() && !should_stop()) {
       train_epoch();

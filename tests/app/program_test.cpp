@@ -129,7 +129,8 @@ TEST_F(Commands, PredictReadsPicturesAndNamesTheOnesItCannot) {
 }
 
 TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
-  expect_error(run({}), 2, {});
+  expect_error(run({}), 2, {"expected a command: train, eval, "});
+  expect_error(run({"--"}), 2, {"expected a command: train, eval, "});
   expect_error(run({"trian"}), 2, {"trian"});
   expect_error(run({"train", "--no-such"}), 2, {"--no-such"});
   expect_error(run({"train", "-c"}), 2, {"-c"});
@@ -137,6 +138,8 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   expect_error(run({"train", "optim.learning_rte=0.1"}), 2, {"optim.learning_rte", "optim.lr"});
   expect_error(run({"train", "oops"}), 2, {"oops", "key=value"});
   expect_error(run({"train", "-c", "missing.yaml"}), 2, {"missing.yaml"});
+  expect_error(run({"train", "-c", ""}), 2, {"--config: expected a path, found nothing"});
+  expect_error(run({"train", "-o", "a", "-o", "b"}), 2, {"--output: expected once, found more than once"});
   expect_error(run({"train", "--resume", "--overwrite"}), 2, {"--resume", "--overwrite"});
   expect_error(run({"train", "model.heads=3"}), 2, {"model.heads"});
   const Outcome kernel = run({"info", "--kernel", "2", "7", "7", "64", "4", "bfloat16"});
@@ -144,6 +147,7 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   EXPECT_NE(kernel.out.find("cpu:  composed"), std::string::npos) << kernel.out;
   EXPECT_NE(kernel.out.find("cpu:  MLP (ratio 2) composed"), std::string::npos) << kernel.out;
   expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
+  expect_error(run({"info", "--kernel", "1", "2"}), 2, {"--kernel: expected 6 values after it, found 2"});
   expect_error(run({"info", "run", "--kernel", "1", "2", "3", "4", "2", "float32"}), 2,
                {"--kernel", "one of the two"});
   for (const char* value : {"0", "nan", "1e300", "abc"}) {

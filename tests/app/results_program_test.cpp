@@ -86,6 +86,7 @@ TEST_F(Results, EvalWritesScoresThatAgreeWithItsLine) {
   EXPECT_NEAR(correct / 64.0, line.at("top1").get<double>(), 1e-6);
   EXPECT_NE(o.err.find("precision  recall"), std::string::npos) << o.err;
   expect_error(run({"eval", run_, "--json", "nowhere/x.json"}), 1, {"nowhere/x.json"});
+  expect_error(run({"eval", run_, "other"}), 2, {"other: expected key=value, such as data.dir=/data"});
 }
 
 TEST_F(Results, PredictTakesFoldersListsAndNumbersInOrderAndInBatches) {
@@ -125,6 +126,13 @@ TEST_F(Results, PredictTakesFoldersListsAndNumbersInOrderAndInBatches) {
   EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
   EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u) << "the good one is answered";
   EXPECT_NE(read_file(folder_ / "err").find("standard input, line 2: holds a zero byte"), std::string::npos);
+  std::ofstream(folder_ / "list") << "d.png\n" << std::string(1 << 17, '/');
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u) << "the good one is answered";
+  EXPECT_NE(read_file(folder_ / "err").find("standard input, line 2: is longer than 65536 bytes"), std::string::npos);
+  std::ofstream(folder_ / "list") << "d.png";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 0) << "a last line without its end";
+  EXPECT_EQ(lines(read_file(folder_ / "out.csv")).size(), 1 + 2u);
   fs::create_directories(folder_ / "empty");
   expect_error(run({"predict", run_, "empty"}), 1, {"empty: no .png, .jpg or .jpeg files in it"});
   expect_error(run({"predict", run_, "d.png", "--format", "xml"}), 2,
@@ -164,6 +172,35 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
               all.tensors.count("optimizer.adam.step"));
   expect_error(run({"export", run_}), 2, {"--output"});
   expect_error(run({"export", "w.safetensors", "-o", "x"}), 1, {"w.safetensors: not a checkpoint"});
+
+  // What can be done with such a file.
+  const Outcome described = run({"info", "w.safetensors"});
+  ASSERT_EQ(described.code, 0) << described.err;
+  for (const char* part : {"  blocks.0.attention.row_qkv.weight [48, 16] Float\n", "axial.weights: ema\n",
+                           "axial.classes: [\"class_0\"", "\n  dim: [16, 32]"}) {
+    EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
+  }
+  const Outcome started = run(small("from", {"train.epochs=1", "train.init_from=w.safetensors"}));
+  ASSERT_EQ(started.code, 0) << started.err;
+  EXPECT_NE(started.err.find("w.safetensors: " + std::to_string(expected) + " tensors loaded (averages)"),
+            std::string::npos)
+      << started.err;
+  EXPECT_EQ(started.err.find("anew"), std::string::npos) << started.err;
+  const Outcome others =
+      run(small("other", {"train.epochs=1", "train.init_from=w.safetensors", "data.synthetic_classes=4"}));
+  ASSERT_EQ(others.code, 0) << others.err;
+  EXPECT_NE(others.err.find("the head starts anew (4 classes, there 10)"), std::string::npos) << others.err;
+  app::SafetensorsFile strange = file;
+  strange.metadata = {{"written by", "some\x1b[31mbody"}};
+  app::write_safetensors(folder_ / "s.safetensors", strange);
+  const Outcome theirs = run({"info", "s.safetensors"});
+  ASSERT_EQ(theirs.code, 0) << theirs.err;
+  EXPECT_NE(theirs.out.find("no weights of axial export"), std::string::npos) << theirs.out;
+  EXPECT_NE(theirs.out.find("written by: some?[31mbody\n"), std::string::npos) << theirs.out;
+  expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1, {"s.safetensors: not a checkpoint"});
+  strange.metadata = {{"axial.weights", "model"}, {"axial.classes", "[1"}};
+  app::write_safetensors(folder_ / "s.safetensors", strange);
+  expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1, {"s.safetensors: the metadata is damaged"});
 }
 
 TEST_F(Results, RunsAreListedWithTheirStates) {
@@ -197,6 +234,14 @@ TEST_F(Results, ExplainDrawsTheMapOverThePicture) {
     EXPECT_GT(picture.colours.size(), 50u);
   }
   EXPECT_NE(read_file(folder_ / "both.png"), read_file(folder_ / "rows.png"));
+  const Outcome number = run({"explain", run_, "3", "-o", "number.png"});
+  ASSERT_EQ(number.code, 0) << number.err;
+  EXPECT_EQ(decode(folder_ / "number.png").height, 560);
+  const json classes = json::parse(number.out).at("classes"),
+             answer = json::parse(run({"predict", run_, "3", "--top", "3", "--format", "jsonl"}).out).at("classes");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(classes[i].at("class"), answer[i].at("class")) << number.out;
+  expect_error(run({"explain", run_, "64", "-o", "x.png"}), 1, {"64: no such test image (0 to 63)"});
+  expect_error(run({"explain", run_, "-1", "-o", "x.png"}), 1, {"-1: no such test image"});
   expect_error(run({"explain", run_, "none.png", "-o", "x.png"}), 1, {"none.png"});
   EXPECT_FALSE(fs::exists(folder_ / "x.png"));
   expect_error(run({"explain", run_, "photo.png", "-o", "x.png", "--map", "diagonal"}), 2, {"--map"});

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include "app/results/chart.h"
 #include "app/results/page.h"
@@ -102,6 +103,11 @@ TEST(Text, IsQuotedForWhereItGoes) {
   EXPECT_EQ(base64("Man\xff\xfe\xfd"), "TWFu//79");
   EXPECT_EQ(padded("h\xc3\xa9", 4), "h\xc3\xa9  ");
   EXPECT_EQ(padded("h\xc3\xa9llo", 3), "h\xc3\xa9~");
+}
+
+TEST(Text, ObeysNoControlCharacters) {
+  EXPECT_EQ(plain_text("a\x1b[2J\n\tb\x7f\xc3\xa9"), "a?[2J??b?\xc3\xa9");
+  EXPECT_EQ(plain_text("a\x1b\nb", /*keep_lines=*/true), "a?\nb");
 }
 
 TEST(PredictionWriter, WritesTheThreeForms) {
@@ -203,6 +209,13 @@ TEST(Runs, StatesFollowFromTheFilesOfARun) {
   EXPECT_THROW(list_runs(scratch / "nowhere"), RunError);
   put(scratch / "done/config.yaml", "train:\n  epochz: 3\n");
   EXPECT_TRUE(has(read_run(scratch / "done").problem, "epochz"));
+
+  // A pipe that nobody writes is not waited for.
+  for (const char* name : {"metrics.csv", "train.log", ".lock"}) {
+    std::filesystem::remove(scratch / "done" / name);
+    ASSERT_EQ(::mkfifo((scratch / "done" / name).c_str(), 0600), 0);
+  }
+  EXPECT_EQ(read_run(scratch / "done").epochs_done(), 0);
 }
 
 ReportedRun reported(const Scratch& scratch, const std::string& name) {

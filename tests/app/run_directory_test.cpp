@@ -65,6 +65,11 @@ TEST(RunDirectory, ExistingRunsAreRefusedAndForeignFilesAreKept) {
   const RunDirectory over(scratch.path(), Mode::kOverwrite);
   EXPECT_EQ(names_in(scratch.path()), (Names{".lock", "checkpoints", "events.out.tfevents.1.other", "notes.txt"}));
   EXPECT_EQ(names_in(scratch / "checkpoints"), Names{"mine.safetensors"});
+  fs::remove(scratch / "checkpoints" / "mine.safetensors");
+  EXPECT_EQ(error_of(scratch.path(), Mode::kNew),
+            scratch.path().string() +
+                ": a run is there already, which came to no checkpoint; replace it (--overwrite) or choose another folder")
+      << "to continue there is nothing";
 }
 
 TEST(RunDirectory, LeftoversOfKilledWritersGo) {

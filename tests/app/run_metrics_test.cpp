@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "app/run/atomic_file.h"
 #include "app/run/run_directory.h"
@@ -66,6 +67,10 @@ TEST(MetricsCsv, WhatCannotBeResumedIsNamedAndKept) {
             ": expected the columns step,note, found step,loss; move the file away to start a new one");
   EXPECT_EQ(error_of("step,note\n1,2\n1\n"), ": row 3: expected 2 values, found 1");
   EXPECT_EQ(error_of("step,note\n1.5,2\n"), ": row 2: expected an integer as step, found '1.5'");
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const std::string error = message_of<RunError>([&] { MetricsCsv(path, {"step", "note"}, 30); });
+  EXPECT_EQ(error.substr(path.string().size()), ": is no ordinary file, expected one; move it away");
 }
 
 TEST(MetricsCsv, NoHalfRowsAtAFileSizeLimit) {

@@ -126,6 +126,8 @@ TEST_F(PictureSets, WhatDoesNotFitIsRefused) {
   expect_error(run(small("run", {"augment.scale=[0.1]"})), 2, {"augment.scale"});
   expect_error(run(small("run", {"augment.ratio=[2,1]"})), 2, {"augment.ratio"});
   expect_error(run(small("run", {"data.crop_mode=fill"})), 2, {"data.crop_mode", "squash"});
+  expect_error(run(train("run", {})), 2, {"data.dir: expected the folder of your pictures (data.dir=FOLDER)"});
+  expect_error(run(train("run", {"data.dir=nowhere"})), 1, {"data.dir: ", "nowhere: no such folder"});
 }
 
 TEST_F(PictureSets, DecodingIsMeasuredAgainstLibjpegAlone) {

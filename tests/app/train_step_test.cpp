@@ -13,6 +13,7 @@
 #include "app/train/control.h"
 #include "app/train/graph.h"
 #include "app/train/optimizer.h"
+#include "app/train/report.h"
 #include "app/train/self_check.h"
 #include "app/train/state.h"
 #include "app/train/step.h"
@@ -62,6 +63,12 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
   EXPECT_NO_THROW(app::self_check(with({"train.self_check=auto"}), grid, at::kCPU, 1)) << "auto: on a GPU";
   EXPECT_NO_THROW(app::self_check(with({}), grid, at::kCPU, 1));
   EXPECT_NO_THROW(app::self_check(with({"train.self_check=always", "model.backend=reference"}), grid, at::kCPU, 1));
+}
+
+TEST(ProgressLine, ShowsTheRateAndWhenItEndsWithinEightyColumns) {
+  const std::string line = app::progress_line({98, 99, 117, 118, 0.5072, 0.92861, 2e-5, 64000, 125, 1 << 30});
+  EXPECT_NE(line.substr(0, 79).find("  ETA 2:05  64000 images/s"), std::string::npos) << line;
+  EXPECT_NE(line.find("  GPU 1.0 GiB  lr 2.00e-05"), std::string::npos) << line;
 }
 
 class Counting : public testing::Test {

@@ -72,6 +72,10 @@ run("train" ${axial} train -c smoke -o run train.epochs=1 train.device=cpu train
 expect("${out}" "\"epochs\":1")
 execute_process(COMMAND ${axial} train -c smoky.yaml RESULT_VARIABLE code ERROR_VARIABLE err)
 expect("${code} ${err}" "2 axial: error: smoky.yaml: cannot be read" "moved here/share/axial/configs")
+file(MAKE_DIRECTORY "${WORK}/gone")
+execute_process(COMMAND sh -c "cd '${WORK}/gone' && rmdir '${WORK}/gone' && '${tree}/bin/axial' info" RESULT_VARIABLE code
+  ERROR_VARIABLE err)
+expect("${code} ${err}" "1 axial: error: the working folder is not there any more")
 file(READ "${tree}/share/man/man1/axial.1" manual)
 expect("${manual}" ".SH COMMANDS" "axial explain" "optim.lr" "Exit codes:")
 

@@ -1,0 +1,55 @@
+# ctest -R bundle: what AXIAL_BUNDLE_LIBTORCH would install is all that libtorch needs, without copying gigabytes.
+#   cmake -DSOURCE=folder -DLIBTORCH_ROOT=folder -DCUDA=TRUE -DFOLDERS=list -P bundle_test.cmake
+cmake_minimum_required(VERSION 3.22)
+include("${SOURCE}/cmake/Bundle.cmake")
+axial_bundled_libraries(files "${LIBTORCH_ROOT}" "${CUDA}" "${FOLDERS}")
+
+# The names that files go by, links included.
+set(names "")
+foreach(file IN LISTS files)
+  if(NOT EXISTS "${file}")
+    message(FATAL_ERROR "${file} is not there")
+  endif()
+  get_filename_component(name "${file}" NAME)
+  list(APPEND names "${name}")
+endforeach()
+
+find_program(OBJDUMP objdump)
+if(NOT OBJDUMP)
+  message("skipped: there is no objdump")
+  return()
+endif()
+# What each says it needs is there, or the system's: in the loader's own list.
+execute_process(COMMAND /sbin/ldconfig -p OUTPUT_VARIABLE system)
+foreach(file IN LISTS files)
+  execute_process(COMMAND "${OBJDUMP}" -p "${file}" OUTPUT_VARIABLE text RESULT_VARIABLE code)
+  string(REGEX MATCHALL "NEEDED +[^ \n]+" needs "${text}")
+  if(NOT code EQUAL 0 OR NOT needs)
+    message(FATAL_ERROR "${file}: objdump found no libraries that it needs")
+  endif()
+  foreach(need IN LISTS needs)
+    string(REGEX REPLACE "NEEDED +" "" need "${need}")
+    string(FIND "${system}" "\t${need} " at)
+    if(NOT need IN_LIST names AND at EQUAL -1 AND NOT need MATCHES "^libcuda\\.so")
+      message(FATAL_ERROR "${file} needs ${need}, which would not be installed")
+    endif()
+  endforeach()
+endforeach()
+
+# What is opened by name while a run works shows in no list of needs.
+set(opened "")
+if(CUDA)
+  set(opened libcaffe2_nvrtc.so libtorch_cuda_linalg.so libnvrtc.so libnvrtc-builtins.so libcudnn_graph.so libcudnn_ops.so
+    libcudnn_cnn.so libcudnn_engines_precompiled.so libcudnn_engines_runtime_compiled.so libcudnn_heuristic.so
+    libcusolver.so libnvJitLink.so)
+endif()
+foreach(name IN LISTS opened)
+  string(REPLACE "." "\\." pattern "${name}")
+  set(there ${names})
+  list(FILTER there INCLUDE REGEX "^${pattern}(\\.|$)")
+  if(NOT there)
+    message(FATAL_ERROR "${name} would not be installed; only ${names}")
+  endif()
+endforeach()
+list(LENGTH files count)
+message("bundle: ${count} libraries")
