@@ -1,8 +1,8 @@
 """Deliberate faults: what a change may break without a compiler's notice, and the tests that should see it.
 
-Each is one place in one file: `old`, which stands there exactly once, becomes `new`. `tests` are programs with a filter
-of GoogleTest's. Faults of a file stand together, so that one rebuild follows the other cheaply; none is in a header that
-CUDA sources include, and all compile without a warning.
+Each is one place in one file: `old`, which stands there exactly once, becomes `new`. `tests` are programs with a
+filter of GoogleTest's. Faults of a file stand together, so that one rebuild follows the other cheaply; none is in a
+header that CUDA sources include, and all compile without a warning.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@
     tests/mutation/mutation.py build --only data/ --gpu   those of files whose name holds data/, those for a GPU too
     tests/mutation/mutation.py build --check              plants nothing: does each fault still apply, and name tests?
 
-A fault is caught where the tests that it names fail, or else those of the whole program. The sources are put back as they
-were, at Ctrl-C too; a last build makes the programs sound again. Exit code 1: less than nine tenths were caught.
+A fault is caught where the tests that it names fail, or else those of the whole program. The sources are put back as
+they were, at Ctrl-C too; a last build makes the programs sound again. Exit code 1: less than nine tenths were caught.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from app_faults import CHECKPOINT, CONFIG, TRAIN  # noqa: E402
+from cases import listed  # noqa: E402
 from faults import CUDA, DATA, KERNELS, MODEL  # noqa: E402
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -52,19 +53,6 @@ def problem(fault):
     if count != 1:
         return "no such file" if count < 0 else f"stands there {count} times, expected once: {fault.old[:60]!r}"
     return None if fault.old != fault.new else "changes nothing"
-
-
-def listed(program):
-    """Full names of a program's tests."""
-    names, suite = [], ""
-    for line in subprocess.run(
-        [program, "--gtest_list_tests"], capture_output=True, text=True, check=True
-    ).stdout.splitlines():
-        if line.startswith("  "):
-            names.append(suite + line.split("#")[0].strip())
-        else:
-            suite = line.split("#")[0].strip()
-    return names
 
 
 def check(chosen, build):

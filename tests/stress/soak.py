@@ -4,9 +4,9 @@
     tests/stress/soak.py build/axial --seconds 3600 --csv soak.csv [-- key=value...]
 
 Fashion-MNIST where it is installed (else a synthetic set), on one CPU thread, with averages, an evaluation and
-checkpoints each epoch, and `axial report` of the run every few minutes. Every ten seconds resident memory, open files and
-threads go into the CSV file; at the end their slopes after the warm-up are printed. Exit code 1: a command failed, or the
-memory grows by more than --most MiB an hour, or files or threads grow at all.
+checkpoints each epoch, and `axial report` of the run every few minutes. Every ten seconds resident memory, open
+files and threads go into the CSV file; at the end their slopes after the warm-up are printed. Exit code 1: a command failed,
+or the memory grows by more than --most MiB an hour, or files or threads grow at all.
 """
 
 import argparse
@@ -115,8 +115,8 @@ def main():
     grows = slope(times, [row[1] for row in steady]) / 1024
     third = len(steady) // 3
     print(
-        f"{rows[-1][0]:.0f} s, {epochs} epochs with an evaluation and checkpoints, {reports} reports, {len(rows)} samples, "
-        f"{len(steady)} after {options.warmup:.0f} s of warm-up"
+        f"{rows[-1][0]:.0f} s, {epochs} epochs with an evaluation and checkpoints, {reports} reports, "
+        f"{len(rows)} samples, {len(steady)} after {options.warmup:.0f} s of warm-up"
     )
     first, last = (statistics.median(row[1] for row in part) / 1024 for part in (steady[:third], steady[-third:]))
     print(
@@ -128,7 +128,8 @@ def main():
         values = [row[column] for row in steady]
         first, last = (statistics.median(row[column] for row in part) for part in (steady[:third], steady[-third:]))
         print(
-            f"{what}: slope {slope(times, values):+.2f} an hour; {min(values)} to {max(values)}, median {first:g}, {last:g}"
+            f"{what}: slope {slope(times, values):+.2f} an hour; {min(values)} to {max(values)}, "
+            f"median {first:g}, {last:g}"
         )
         bad = bad or last > first
     return 1 if bad else 0
