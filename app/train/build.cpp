@@ -29,8 +29,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Where decoded pictures are kept; XDG's rule: a relative value is ignored. Never in a folder that all users share, where
-// somebody else could have put a file of that name.
+// Where decoded pictures are kept; XDG's rule: a relative value is ignored. Never in a folder that all users share,
+// where somebody else could have put a file of that name.
 fs::path cache_dir(const Config& config) {
   if (!config.data.cache_dir.empty()) return config.data.cache_dir;
   const auto folder = [](const char* variable) {
@@ -41,8 +41,8 @@ fs::path cache_dir(const Config& config) {
   if (!cache.is_absolute()) cache = folder("HOME") / ".cache";
   if (cache.is_absolute()) return cache / "axial" / "pictures";
   throw ConfigError(
-      "data.cache_dir: neither XDG_CACHE_HOME nor HOME names a folder for data.cache=disk; name one, or choose another "
-      "data.cache");
+      "data.cache_dir: neither XDG_CACHE_HOME nor HOME names a folder for data.cache=disk; name one, or choose "
+      "another data.cache");
 }
 
 data::DatasetOptions dataset_options(const Config& config) {
