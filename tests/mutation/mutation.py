@@ -10,11 +10,13 @@ they were, at Ctrl-C too; a last build makes the programs sound again. Exit code
 """
 
 import argparse
+import fcntl
 import fnmatch
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,14 +87,44 @@ def planted(fault):
 
 
 class Runner:
-    def __init__(self, build, build_command, limit):
-        self.build, self.command, self.limit = build, shlex.split(build_command), limit
+    def __init__(self, build, options):
+        self.build, self.limit, self.lock = build, options.limit, options.lock
+        self.command = shlex.split(options.build_command or f"cmake --build {shlex.quote(str(build))} --target")
+        self.logs = build / "mutation"
+        self.logs.mkdir(exist_ok=True)
+
+    @contextmanager
+    def locked(self):
+        if not self.lock:
+            yield
+            return
+        with open(self.lock, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def make(self, targets, log):
         with open(log, "ab") as out:
-            return subprocess.run(
-                [*self.command, *targets], stdout=out, stderr=subprocess.STDOUT, check=False
-            ).returncode
+            return subprocess.run([*self.command, *targets], stdout=out, stderr=subprocess.STDOUT).returncode
+
+    def prepare(self, fault, number):
+        """Builds the fault's programs and keeps them in a folder of its own; False where they do not build."""
+        targets = sorted({program for program, _ in programs(fault)})
+        folder, log = self.logs / str(number), self.logs / f"{number}.log"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        log.unlink(missing_ok=True)
+        with planted(fault):
+            if self.make(targets, log) != 0:
+                return False
+        for program in [*targets, *(["axial"] if "app_tests" in targets else [])]:
+            os.link(self.build / program, folder / program)
+        return True
+
+    def put(self, folder):
+        """Its programs to where tests look for them."""
+        for program in folder.iterdir():
+            os.link(program, self.build / "planted")
+            os.replace(self.build / "planted", self.build / program.name)
 
     def finding(self, program, tests, log):
         """The first test that fails, "" where none does; a program that crashes or hangs has found something too."""
@@ -117,17 +149,16 @@ class Runner:
         failed = re.search(r"\[  FAILED  \] ([^ ,(\n]+)", said)
         return failed.group(1) if failed else f"{program} ends with {process.returncode}"
 
-    def verdict(self, fault, log):
-        with planted(fault):
-            if self.make(sorted({program for program, _ in programs(fault)}), log) != 0:
-                return "does not build", ""
-            for entry in programs(fault):
-                if found := self.finding(*entry, log):
-                    return "caught", found
-            for program in sorted({program for program, _ in programs(fault)}):
-                if found := self.finding(program, "*", log):
-                    return "caught by others", found
-            return "survived", ""
+    def verdict(self, fault, number):
+        log = self.logs / f"{number}.log"
+        self.put(self.logs / str(number))
+        for entry in programs(fault):
+            if found := self.finding(*entry, log):
+                return "caught", found
+        for program in sorted({program for program, _ in programs(fault)}):
+            if found := self.finding(program, "*", log):
+                return "caught by others", found
+        return "survived", ""
 
     def sound(self, chosen, log):
         """What the tests of the faults find where nothing is planted: it must be nothing."""
@@ -135,8 +166,9 @@ class Runner:
         for _, fault in chosen:
             for program, tests in programs(fault):
                 filters.setdefault(program, []).append(tests)
-        if self.make(sorted(filters), log) != 0:
-            return "the tests do not build"
+        with self.locked():
+            if self.make(sorted(filters), log) != 0:
+                return "the tests do not build"
         for program, tests in filters.items():
             if found := self.finding(program, ":".join(dict.fromkeys(":".join(tests).split(":"))), log):
                 return found
@@ -152,6 +184,8 @@ def main():
     )
     parser.add_argument("--gpu", action="store_true", help="faults that need a GPU, too")
     parser.add_argument("--build-command", metavar="COMMAND", help="what builds the targets behind it")
+    parser.add_argument("--batch", type=int, default=1, help="faults that are built before they are tested")
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="locked while it builds, where builds take turns")
     parser.add_argument("--limit", type=float, default=900, help="seconds for a test program")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="results, written after each fault; those in it are not run again"
@@ -174,34 +208,34 @@ def main():
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: sources are put back
         signal.signal(number, signal.default_int_handler)
-    runner = Runner(
-        build, options.build_command or f"cmake --build {shlex.quote(str(build))} --target", options.limit
-    )
-    logs = build / "mutation"
-    logs.mkdir(exist_ok=True)
+    runner = Runner(build, options)
     results = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {}
     left = [(area, fault) for area, fault in chosen if f"{fault.file}: {fault.what}" not in results]
-    targets = set()
+    log = runner.logs / "sound.log"
     begin = time.monotonic()
-    if left and (found := runner.sound(left, logs / "sound.log")):
-        print(f"without any fault: {found}; see {logs / 'sound.log'}", file=sys.stderr)
+    if left and (found := runner.sound(left, log)):
+        print(f"without any fault: {found}; see {log}", file=sys.stderr)
         return 2
     print(f"{len(left)} faults; without any all is well ({time.monotonic() - begin:.0f} s)", flush=True)
     try:
-        for number, (area, fault) in enumerate(left):
-            name = f"{fault.file}: {fault.what}"
-            begin = time.monotonic()
-            targets |= {program for program, _ in programs(fault)}
-            log = logs / f"{number}.log"
-            log.unlink(missing_ok=True)
-            verdict, by = runner.verdict(fault, log)
-            results[name] = {"area": area, "verdict": verdict, "by": by, "seconds": round(time.monotonic() - begin)}
-            print(f"{verdict:17}{results[name]['seconds']:5} s  {name}" + (f"  ({by})" if by else ""), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(results, indent=1))
+        for first in range(0, len(left), options.batch):
+            batch = list(enumerate(left))[first : first + options.batch]
+            with runner.locked():
+                built = [runner.prepare(fault, number) for number, (_, fault) in batch]
+            for (number, (area, fault)), ready in zip(batch, built):
+                begin = time.monotonic()
+                verdict, by = runner.verdict(fault, number) if ready else ("does not build", "")
+                shutil.rmtree(runner.logs / str(number))
+                name = f"{fault.file}: {fault.what}"
+                results[name] = {"area": area, "verdict": verdict, "by": by}
+                seconds = time.monotonic() - begin
+                print(f"{verdict:17}{seconds:5.0f} s  {name}" + (f"  ({by})" if by else ""), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(results, indent=1))
     finally:
-        if targets:
-            runner.make(sorted(targets), logs / "sound.log")
+        if left:
+            with runner.locked():
+                runner.make(sorted({program for _, fault in left for program, _ in programs(fault)}), log)
 
     print()
     print("| area | faults | caught | by the tests that they name |\n|---|---|---|---|")
