@@ -170,8 +170,9 @@ class Runner:
             if self.make(sorted(filters), log) != 0:
                 return "the tests do not build"
         for program, tests in filters.items():
-            if found := self.finding(program, ":".join(dict.fromkeys(":".join(tests).split(":"))), log):
-                return found
+            for each in dict.fromkeys(tests):
+                if found := self.finding(program, each, log):
+                    return found
         return ""
 
 
