@@ -43,9 +43,9 @@ KERNELS = [
     *faults(
         "kernels/cpu/attention_backward.cpp",
         (
-            "softmax backward forgets the row's mean",
+            "softmax backward adds the row's mean",
             "hn::Mul(p, hn::Sub(gradient, mean))",
-            "hn::Mul(p, gradient)",
+            "hn::Mul(p, hn::Add(gradient, mean))",
             ATTENTION,
         ),
         (
