@@ -131,7 +131,7 @@ class Runner:
         begin = log.stat().st_size if log.is_file() else 0
         with open(log, "ab") as out:
             process = subprocess.Popen(
-                [self.build / program, f"--gtest_filter={tests}", "--gtest_brief=1"],
+                [self.build / program, f"--gtest_filter={tests}", "--gtest_brief=1", "--gtest_fail_fast"],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
