@@ -123,8 +123,8 @@ class Runner:
     def put(self, folder):
         """Its programs to where tests look for them."""
         for program in folder.iterdir():
-            os.link(program, self.build / "planted")
-            os.replace(self.build / "planted", self.build / program.name)
+            (self.build / program.name).unlink(missing_ok=True)
+            os.link(program, self.build / program.name)
 
     def finding(self, program, tests, log):
         """The first test that fails, "" where none does; a program that crashes or hangs has found something too."""
@@ -214,10 +214,10 @@ def main():
     left = [(area, fault) for area, fault in chosen if f"{fault.file}: {fault.what}" not in results]
     log = runner.logs / "sound.log"
     begin = time.monotonic()
-    if left and (found := runner.sound(left, log)):
+    if left and not results and (found := runner.sound(left, log)):
         print(f"without any fault: {found}; see {log}", file=sys.stderr)
         return 2
-    print(f"{len(left)} faults; without any all is well ({time.monotonic() - begin:.0f} s)", flush=True)
+    print(f"{len(left)} faults; without any all was well ({time.monotonic() - begin:.0f} s)", flush=True)
     try:
         for first in range(0, len(left), options.batch):
             batch = list(enumerate(left))[first : first + options.batch]
