@@ -72,7 +72,7 @@ CHECKPOINT = [
         (
             "a run that went back loses its new checkpoints",
             "number >= 0 && number <= newest)",
-            "number >= 0)",
+            "number >= 0 && newest >= 0)",
             "app_tests:RunDirectory.*",
         ),
         (
