@@ -88,7 +88,7 @@ def planted(fault):
 
 class Runner:
     def __init__(self, build, options):
-        self.build, self.limit, self.lock = build, options.limit, options.lock
+        self.build, self.limit, self.lock, self.narrow = build, options.limit, options.lock, options.narrow
         self.command = shlex.split(options.build_command or f"cmake --build {shlex.quote(str(build))} --target")
         self.logs = build / "mutation"
         self.logs.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ class Runner:
         for entry in programs(fault):
             if found := self.finding(*entry, log):
                 return "caught", found
-        for program in sorted({program for program, _ in programs(fault)}):
+        for program in [] if self.narrow else sorted({program for program, _ in programs(fault)}):
             if found := self.finding(program, "*", log):
                 return "caught by others", found
         return "survived", ""
@@ -186,6 +186,7 @@ def main():
     parser.add_argument("--gpu", action="store_true", help="faults that need a GPU, too")
     parser.add_argument("--build-command", metavar="COMMAND", help="what builds the targets behind it")
     parser.add_argument("--batch", type=int, default=1, help="faults that are built before they are tested")
+    parser.add_argument("--narrow", action="store_true", help="no more than the tests that a fault names")
     parser.add_argument("--lock", type=Path, metavar="FILE", help="locked while it builds, where builds take turns")
     parser.add_argument("--limit", type=float, default=900, help="seconds for a test program")
     parser.add_argument(
