@@ -164,6 +164,9 @@ TEST_F(Start, OtherImagesAreNotedOnResumeAndEval) {
   ASSERT_EQ(run(arguments).code, 0);
   expect_error(run({"train", "--resume=run", "data.dir=pets"}), 1, {"class 0 is cat, expected apple"});
   expect_error(run({"train", "--resume=run", "data.dir=fewer"}), 1, {"11 training images, expected 18"});
+  fs::copy(folder_ / "fruit", folder_ / "relabelled", fs::copy_options::recursive);
+  fs::rename(folder_ / "relabelled/train/apple/0.png", folder_ / "relabelled/train/banana/a.png");
+  expect_error(run({"train", "--resume=run", "data.dir=relabelled"}), 1, {"their labels differ", "data.dir"});
   expect_error(run({"eval", "run", "data.dir=pets"}), 1, {"pets/test/cat/", "a class 'cat' that the model lacks"});
   EXPECT_EQ(run({"eval", "run", "data.dir=fewer"}).code, 0);
   // A moved set is the same set; the run was started with a relative path, and is found from anywhere.
