@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::uint64_t kPixels = 3 * 32 * 32;
+constexpr std::uint64_t kPixels = std::uint64_t{3} * 32 * 32;
 constexpr std::uint64_t kMostRecords = 1'000'000;  // of one file, twenty times what is published
 constexpr int kCoarseClasses = 20;
 

@@ -52,7 +52,7 @@ Dataset make_set(const std::string& name, const Listing& part, const std::vector
   return set;
 }
 
-Dataset choose(const std::string& name, const Listing& training, Listing test, const fs::path& where,
+Dataset choose(const std::string& name, const Listing& training, const Listing& test, const fs::path& where,
                const FolderOptions& options, Split split) {
   const std::vector<std::string> classes = options.classes.empty() ? classes_of(training) : options.classes;
   const std::string of = options.classes.empty() ? where.string() : "the model";
@@ -60,8 +60,8 @@ Dataset choose(const std::string& name, const Listing& training, Listing test, c
 }
 
 // One listing for both parts.
-Dataset choose_divided(const std::string& name, Listing all, const fs::path& where, const FolderOptions& options,
-                       Split split) {
+Dataset choose_divided(const std::string& name, const Listing& all, const fs::path& where,
+                       const FolderOptions& options, Split split) {
   auto [training, test] = divide(all.images, options.test_fraction);
   if (test.empty()) {
     fail(where, "no test part, and data.test_fraction = " + std::to_string(options.test_fraction) + " of " +
@@ -91,7 +91,7 @@ Dataset read_folder(const fs::path& dir, const FolderOptions& options, Split spl
       fail(dir, "no folder 'train' in it, and one class alone, '" + all.images[0].label +
                     "'; expected train/<class>/ and test/<class>/, or a folder for each class");
     }
-    return choose_divided("image_folder", std::move(all), dir, options, split);
+    return choose_divided("image_folder", all, dir, options, split);
   }
   // A trained model knows its classes: to evaluate it the test part is enough.
   const bool needs_train = split == Split::kTrain || options.classes.empty();

@@ -76,8 +76,8 @@ struct Placing {
 };
 
 Region middle(std::int64_t rows, std::int64_t columns, std::int64_t height, std::int64_t width) {
-  return {static_cast<double>((height - rows) / 2), static_cast<double>((width - columns) / 2),
-          static_cast<double>(rows), static_cast<double>(columns)};
+  const std::int64_t y = (height - rows) / 2, x = (width - columns) / 2;
+  return {static_cast<double>(y), static_cast<double>(x), static_cast<double>(rows), static_cast<double>(columns)};
 }
 
 std::int64_t whole(double size, std::int64_t most) { return std::clamp<std::int64_t>(std::llround(size), 1, most); }

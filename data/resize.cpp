@@ -39,8 +39,8 @@ Filter make_filter(double begin, double length, std::int64_t size, std::int64_t 
     for (std::size_t k = 0; k < count; ++k) {
       // A sum of zero: the part is thinner than a pixel and lies at the picture's edge.
       const double weight = sum > 0 ? exact[k] / sum : (k == 0 ? 1.0 : 0.0);
-      filter.weights[static_cast<std::size_t>(i * filter.most) + k] =
-          static_cast<std::int32_t>(0.5 + weight * (1 << kWeightBits));
+      filter.weights[static_cast<std::size_t>(i * filter.most) + k] = static_cast<std::int32_t>(
+          0.5 + weight * (1 << kWeightBits));  // NOLINT(bugprone-incorrect-roundings): Pillow's
     }
   }
   return filter;

@@ -43,7 +43,7 @@ void ignore_file_size_signal() {
 }
 
 std::string describe_error(int error) {
-  const std::string reason = std::strerror(error);
+  std::string reason = std::strerror(error);
   if (error == ENOSPC || error == EDQUOT) return reason + "; make room and start again";
   if (error == EFBIG) return reason + "; raise the limit (ulimit -f) or write elsewhere";
   return reason;

@@ -98,7 +98,7 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
 
 }  // namespace
 
-MetricsCsv::MetricsCsv(fs::path path, std::vector<std::string> columns, std::int64_t resume_at)
+MetricsCsv::MetricsCsv(fs::path path, const std::vector<std::string>& columns, std::int64_t resume_at)
     : path_(std::move(path)), columns_(columns.size()) {
   const std::string rows = resume_at >= 0 ? rows_before(path_, columns, resume_at) : "";
   try {

@@ -205,7 +205,7 @@ fs::path new_run_path(const fs::path& root, const std::string& dataset) {
   std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
   const std::string name = dataset + "-" + stamp;
   for (int attempt = 1;; ++attempt) {
-    const fs::path path = root / (attempt == 1 ? name : name + "-" + std::to_string(attempt));
+    fs::path path = root / (attempt == 1 ? name : name + "-" + std::to_string(attempt));
     if (::mkdir(path.c_str(), 0777) == 0) return path;
     if (errno != EEXIST) fail(path, "cannot be made: " + describe_error(errno));
   }

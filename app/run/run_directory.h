@@ -46,12 +46,13 @@ class RunDirectory {
 // that two runs started in the same second get two. Throws RunError.
 std::filesystem::path new_run_path(const std::filesystem::path& root, const std::string& dataset);
 
-// metrics.csv: a header, then a row per record; opened to append. On resume, rows whose first column is `resume_at` or
-// more and a row cut in the middle are removed first, so that the file reads as if the run had never stopped: that
-// column counts what is in every row another number (epochs; of updates a whole epoch may be skipped). Throws RunError.
+// metrics.csv: a header, then a row per record; opened to append. On resume, rows whose first column is `resume_at`
+// or more and a row cut in the middle are removed first, so that the file reads as if the run had never stopped: that
+// column counts what is in every row another number (epochs; of updates a whole epoch may be skipped). Throws
+// RunError.
 class MetricsCsv {
  public:
-  MetricsCsv(std::filesystem::path path, std::vector<std::string> columns, std::int64_t resume_at = -1);
+  MetricsCsv(std::filesystem::path path, const std::vector<std::string>& columns, std::int64_t resume_at = -1);
   void append(const std::vector<std::string>& row);  // flushed at once
 
  private:

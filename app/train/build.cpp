@@ -29,11 +29,20 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// ${XDG_CACHE_HOME:-~/.cache}/axial; XDG's rule: a relative value is ignored.
-fs::path user_cache() {
-  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-  if (cache != nullptr && fs::path(cache).is_absolute()) return fs::path(cache) / "axial";
-  return (home != nullptr ? fs::path(home) / ".cache" : fs::temp_directory_path()) / "axial";
+// Where decoded pictures are kept; XDG's rule: a relative value is ignored. Never in a folder that all users share,
+// where somebody else could have put a file of that name.
+fs::path cache_dir(const Config& config) {
+  if (!config.data.cache_dir.empty()) return config.data.cache_dir;
+  const auto folder = [](const char* variable) {
+    const char* value = std::getenv(variable);
+    return fs::path(value != nullptr ? value : "");
+  };
+  fs::path cache = folder("XDG_CACHE_HOME");
+  if (!cache.is_absolute()) cache = folder("HOME") / ".cache";
+  if (cache.is_absolute()) return cache / "axial" / "pictures";
+  throw ConfigError(
+      "data.cache_dir: neither XDG_CACHE_HOME nor HOME names a folder for data.cache=disk; name one, or choose "
+      "another data.cache");
 }
 
 data::DatasetOptions dataset_options(const Config& config) {
@@ -269,7 +278,7 @@ data::BatchOptions batch_options(const Config& config, const ImageSpec& spec, bo
                                                  : data::CacheKind::kNone;
   // What is cut out at random is kept by nobody.
   if (o.augment.crops()) o.loader.cache = data::CacheKind::kNone;
-  o.loader.cache_dir = config.data.cache_dir.empty() ? user_cache() / "pictures" : fs::path(config.data.cache_dir);
+  if (o.loader.cache == data::CacheKind::kDisk) o.loader.cache_dir = cache_dir(config);
   return o;
 }
 

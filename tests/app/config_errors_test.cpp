@@ -70,6 +70,11 @@ TEST(ConfigErrors, Case23RangesAreNamed) {
   for (const std::string value : {".nan", ".inf", "-.inf", "nan", "inf", "-0.1", "1e999", "0x1", "2e3", "1,5"})
     EXPECT_HAS(error_of("optim:\n  lr: " + value + "\n"),
                "x.yaml:2: optim.lr: expected a number in [0, 1000], found ");
+  // an end that is not allowed itself, low and high
+  EXPECT_HAS(error_of("optim: {eps: 0}"), "optim.eps: expected a number in (0, 1], found 0");
+  EXPECT_EQ(parse_config("optim: {eps: 1}", "x.yaml").optim.eps, 1);
+  EXPECT_HAS(error_of("optim: {momentum: 1}"), "optim.momentum: expected a number in [0, 1), found 1");
+  EXPECT_EQ(parse_config("optim: {momentum: 0}", "x.yaml").optim.momentum, 0);
 }
 
 TEST(ConfigErrors, WrongTypes) {

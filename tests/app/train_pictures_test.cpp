@@ -130,6 +130,15 @@ TEST_F(PictureSets, WhatDoesNotFitIsRefused) {
   expect_error(run(train("run", {"data.dir=nowhere"})), 1, {"data.dir: ", "nowhere: no such folder"});
 }
 
+TEST_F(PictureSets, ACacheIsNeverInAFolderThatUsersShare) {
+  write_picture_set(folder_ / "set", {"a", "b"}, 9);
+  const auto arguments = train("run", {"data.dir=set", "data.cache=disk", "data.cache_memory=0"});
+  expect_error(run(arguments, {{"HOME", ""}, {"XDG_CACHE_HOME", "relative"}}), 2, {"data.cache_dir", "HOME"});
+  const Outcome o = run(arguments, {{"HOME", folder_.string()}, {"XDG_CACHE_HOME", ""}});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_FALSE(fs::is_empty(folder_ / ".cache" / "axial" / "pictures"));
+}
+
 TEST_F(PictureSets, DecodingIsMeasuredAgainstLibjpegAlone) {
   const Outcome o = run(
       {"bench", "--data", "generated", "--size", "32,48", "--workers", "2", "--repeats", "1", "--json", "d.json"});

@@ -64,11 +64,17 @@ TEST_F(Start, WhatCannotStartLeavesNoFolder) {
   expect_error(run(unnamed({"data.synthetic_height=1", "data.synthetic_width=1", "data.batch_size=31",
                             "augment.pad_crop=0", "data.drop_last=false"})),
                2, {"model.stem_norm", "last batch"});
-  expect_error(run(unnamed({}), {{"WORLD_SIZE", "2"}}), 2, {"WORLD_SIZE=2"});
   write_idx_split(folder_ / "idx", "train", 40, 8);
   write_idx_split(folder_ / "idx", "t10k", 40, 6);
   expect_error(run(unnamed({"data.dataset=mnist", "data.dir=idx", "data.batch_size=4"})), 1, {"1x6x6", "1x8x8"});
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
+}
+
+// Two processes that each believed to be the only one would write one run, or train twice.
+TEST_F(Start, Case33_SeveralProcessesAreRefused) {
+  expect_error(run(unnamed({}), {{"WORLD_SIZE", "2"}}), 2, {"WORLD_SIZE=2", "one process", "torchrun"});
+  EXPECT_FALSE(fs::exists(folder_ / "runs"));
+  EXPECT_EQ(run(small("run", {"train.epochs=1"}), {{"WORLD_SIZE", "1"}}).code, 0);
 }
 
 TEST_F(Start, ImagesThatAreLeftOutAreCounted) {
@@ -158,6 +164,9 @@ TEST_F(Start, OtherImagesAreNotedOnResumeAndEval) {
   ASSERT_EQ(run(arguments).code, 0);
   expect_error(run({"train", "--resume=run", "data.dir=pets"}), 1, {"class 0 is cat, expected apple"});
   expect_error(run({"train", "--resume=run", "data.dir=fewer"}), 1, {"11 training images, expected 18"});
+  fs::copy(folder_ / "fruit", folder_ / "relabelled", fs::copy_options::recursive);
+  fs::rename(folder_ / "relabelled/train/apple/0.png", folder_ / "relabelled/train/banana/a.png");
+  expect_error(run({"train", "--resume=run", "data.dir=relabelled"}), 1, {"their labels differ", "data.dir"});
   expect_error(run({"eval", "run", "data.dir=pets"}), 1, {"pets/test/cat/", "a class 'cat' that the model lacks"});
   EXPECT_EQ(run({"eval", "run", "data.dir=fewer"}).code, 0);
   // A moved set is the same set; the run was started with a relative path, and is found from anywhere.

@@ -94,11 +94,41 @@ TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
     for (const auto& item : fused->named_parameters()) {
       EXPECT_LE(relative_error(item.value().grad(), exact[item.key()].grad()), 1e-12) << item.key();
     }
-    // Row and column draw apart, and evaluation draws nothing.
+    // Evaluation draws nothing.
     fused->eval();
     EXPECT_TRUE(at::equal(fused->forward(x, random), fused->forward(x)));
     EXPECT_GT(relative_error(fused->forward(x), y), 1e-3);
   }
+}
+
+// Rows and columns draw apart, from the streams that the options promise.
+TEST_P(AttentionTest, EachPassDrawsFromAStreamOfItsOwn) {
+  AxialAttentionOptions o;
+  o.dim = 8;
+  o.heads = 2;
+  o.dropout = 0.5;
+  o.stream = 10;
+  AxialAttention layer(o);
+  layer->to(device(), at::kDouble);
+  randomise(layer);
+  const at::Tensor x = torch::randn({2, 6, 6, 8}, options(at::kDouble));
+  const RandomState random = random_state(device());
+  const auto p = layer->named_parameters();
+  const auto pass = [&](const at::Tensor& in, const std::string& name, Axis axis, std::uint64_t stream) {
+    PassOptions options;
+    options.axis = axis;
+    options.heads = 2;
+    options.dropout = 0.5;
+    options.stream = stream;
+    options.random = random;
+    const auto of = [&](const char* what) { return p[name + what].detach(); };
+    return axial_pass(
+        in, {of("_norm.weight"), of("_norm.bias"), of("_qkv.weight"), of("_out.weight"), of("_out.bias"), {}},
+        options);
+  };
+  const at::Tensor rows = pass(x, "row", Axis::kRow, 10);
+  EXPECT_TRUE(at::equal(layer->forward(x, random), pass(rows, "col", Axis::kColumn, 11)));
+  EXPECT_FALSE(at::equal(layer->forward(x, random), pass(rows, "col", Axis::kColumn, 10)));
 }
 
 TEST_P(AttentionTest, SixteenBitsBesideFloat32Parameters) {

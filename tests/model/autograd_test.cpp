@@ -11,7 +11,7 @@ using namespace axial::testing;
 
 class AutogradTest : public OnDevice {};
 
-TEST_P(AutogradTest, OnlyWhatIsAskedFor) {
+TEST_P(AutogradTest, Case12_OnlyWhatIsAskedFor) {
   PassParameters p = pass_parameters(8, 2, 9, options(at::kDouble));
   const at::Tensor x = torch::randn({2, 3, 5, 8}, options(at::kDouble)).requires_grad_();
   PassOptions pass;
@@ -61,7 +61,7 @@ TEST_P(AutogradTest, NothingIsRecordedWithoutGradients) {
   EXPECT_TRUE(at::equal(y, expected));
 }
 
-TEST_P(AutogradTest, TwiceIsAClearError) {
+TEST_P(AutogradTest, Case13_TwiceIsAClearError) {
   const PassParameters p = pass_parameters(8, 2, 0, options(at::kDouble));
   const at::Tensor x = torch::randn({1, 2, 3, 8}, options(at::kDouble)).requires_grad_();
   PassOptions pass;
@@ -79,7 +79,7 @@ TEST_P(AutogradTest, TwiceIsAClearError) {
   EXPECT_TRUE(contains(error_of([&] { dq.sum().backward(); }), "axial_attention_core is not twice differentiable"));
 }
 
-TEST_P(AutogradTest, BackwardUsesTheMaskOfItsForward) {
+TEST_P(AutogradTest, Case08_BackwardUsesTheMaskOfItsForward) {
   const PassParameters p = pass_parameters(16, 2, 0, options(at::kDouble));
   const at::Tensor x = torch::randn({3, 4, 6, 16}, options(at::kDouble)).requires_grad_();
   PassOptions first, second;
@@ -172,7 +172,7 @@ TEST_P(AutogradTest, WrongArgumentsAreNamed) {
 
 AXIAL_ON_DEVICES(AutogradTest);
 
-TEST(AutogradDevices, SecondGpuWhileTheFirstIsCurrent) {
+TEST(AutogradDevices, Case07_SecondGpuWhileTheFirstIsCurrent) {
   if (at::getNumGPUs() < 2)
     GTEST_SKIP() << "needs two CUDA devices, found " << at::getNumGPUs();
   torch::manual_seed(3);

@@ -12,7 +12,7 @@ using namespace axial::testing;
 
 class GradcheckTest : public OnDevice {};
 
-TEST_P(GradcheckTest, PassesAndCatchesAPlantedError) {
+TEST_P(GradcheckTest, Case11_PassesAndCatchesAPlantedError) {
   const auto clean = gradcheck(device());
   std::set<std::string> methods;
   for (const GradcheckResult& r : clean) {
@@ -38,7 +38,7 @@ TEST_P(GradcheckTest, PassesAndCatchesAPlantedError) {
 
 AXIAL_ON_DEVICES(GradcheckTest);
 
-TEST(Gradcheck, Float32IsRefused) {
+TEST(Gradcheck, Case11_Float32IsRefused) {
   GradcheckOptions options;
   options.type = at::kFloat;
   EXPECT_TRUE(contains(error_of([&] { gradcheck(at::kCPU, options); }), "need float64, Float was asked for"));

@@ -88,7 +88,7 @@ TEST_P(PassTest, DropoutAndDepthDrawTheSameInBothBackends) {
 }
 
 // x with ones at the smallest: an image whose transpose swaps the axes.
-TEST_P(PassTest, ColumnIsRowOfTheTranspose) {
+TEST_P(PassTest, Case10_ColumnIsRowOfTheTranspose) {
   for (const auto& [height, width] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {2, 5}, {7, 3}}) {
     const at::Tensor x = torch::arange(height * width * 3, options(at::kDouble)).view({1, height, width, 3});
     const PassParameters p = pass_parameters(3, 1, 0, options(at::kDouble));
@@ -99,7 +99,7 @@ TEST_P(PassTest, ColumnIsRowOfTheTranspose) {
   }
 }
 
-TEST_P(PassTest, IncomingGradientsOfAnyStrides) {
+TEST_P(PassTest, Case04_IncomingGradientsOfAnyStrides) {
   const std::vector<std::int64_t> shape{2, 3, 5, 8};
   const PassParameters p = pass_parameters(8, 2, 9, options(at::kDouble));
   const at::Tensor x = torch::randn(shape, options(at::kDouble)).requires_grad_();
@@ -123,7 +123,7 @@ TEST_P(PassTest, IncomingGradientsOfAnyStrides) {
   }
 }
 
-TEST_P(PassTest, InputsOfAnyStridesAndAlignment) {
+TEST_P(PassTest, Case03_InputsOfAnyStridesAndAlignment) {
   for (const at::ScalarType type : kTypes) {
     const PassParameters p = pass_parameters(8, 2, 0, options(type));
     const at::Tensor x = torch::randn({2, 3, 5, 8}).to(options(type));
@@ -140,7 +140,7 @@ TEST_P(PassTest, InputsOfAnyStridesAndAlignment) {
   }
 }
 
-TEST_P(PassTest, EmptyBatch) {
+TEST_P(PassTest, Case05_EmptyBatch) {
   for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
     const PassParameters p = pass_parameters(8, 2, 9, options(at::kFloat));
     const at::Tensor x = torch::empty({0, 5, 5, 8}, options(at::kFloat)).requires_grad_();
@@ -156,7 +156,7 @@ TEST_P(PassTest, EmptyBatch) {
   }
 }
 
-TEST_P(PassTest, OneTokenInFloat16HasNoScoreGradient) {
+TEST_P(PassTest, Case06_OneTokenInFloat16HasNoScoreGradient) {
   const PassParameters p = pass_parameters(8, 2, 1, options(at::kFloat));
   const at::Tensor x = torch::randn({1, 1, 1, 8}).to(options(at::kHalf)).requires_grad_();
   PassOptions pass;
@@ -167,7 +167,7 @@ TEST_P(PassTest, OneTokenInFloat16HasNoScoreGradient) {
   EXPECT_GT(p.qkv_weight.grad().slice(0, 16).abs().max().item<float>(), 1e-2);     // rows of v
 }
 
-TEST_P(PassTest, RepeatsBitForBit) {
+TEST_P(PassTest, Case09_RepeatsBitForBit) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const PassParameters p = pass_parameters(64, 1, 2 * 1024 - 1, options(at::kFloat));
     const at::Tensor x = torch::randn({1, 2, 1024, 64}).to(options(type)).requires_grad_();

@@ -296,15 +296,7 @@ class Stress {
         full();
         break;
       case Kind::kDenied:
-        expected_ = true;
-        expect_error(attempt(
-                         [&](Child& c) {
-                           later(c);
-                           fs::permissions(run_ / "checkpoints", fs::perms(0555));
-                         },
-                         usual_),
-                     "Permission denied");
-        fs::permissions(run_ / "checkpoints", fs::perms(0755));
+        denied();
         break;
       case Kind::kCut:
         attempt([&](Child& c) { later(c), kill(c); }, usual_);
@@ -327,6 +319,19 @@ class Stress {
         if (entry.path().string().find(".tmp-") != std::string::npos) return;
       }
     }
+  }
+
+  void denied() {
+    expected_ = true;
+    const int code = attempt(
+        [&](Child& c) {
+          wait_for_progress(c);
+          sleep_for(uniform(2 * epoch_));
+          fs::permissions(run_ / "checkpoints", fs::perms(0555));
+        },
+        usual_);
+    fs::permissions(run_ / "checkpoints", fs::perms(0755));
+    if (code != 0 || !done()) expect_error(code, "Permission denied");  // it may have written its last in between
   }
 
   void full() {
