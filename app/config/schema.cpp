@@ -263,7 +263,7 @@ std::vector<Key> make_schema() {
   add("train.detect_anomaly", FIELD(train.detect_anomaly), "false", any(), "",
       "name the first layer whose output or gradient is not finite; looks at every layer of every step, waits for each "
       "and records no CUDA graph: several times slower, for finding a fault", "detect_anomalies anomaly_detection");
-  add("train.self_check", FIELD(train.self_check), "never", one_of({"auto", "always", "never"}), "",
+  add("train.self_check", FIELD(train.self_check), "auto", one_of({"auto", "always", "never"}), "",
       "before training, compare the kernels with the reference backend on blocks of the model's shapes, forward and "
       "backward; auto: on a GPU", "sanity_check check_kernels");
   return keys;
