@@ -19,6 +19,7 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/help.h"
+#include "app/commands/library_warnings.h"
 #include "app/commands/option_checks.h"
 #include "app/config/load.h"
 #include "app/config/schema.h"
@@ -273,6 +274,8 @@ int run_reporting(int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
+  LibraryWarnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   // Deterministic cuBLAS needs a fixed workspace; it reads this when its handle is made.
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   // A write past a file-size limit or to a closed pipe is an error to report, not a death.

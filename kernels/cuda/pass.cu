@@ -40,7 +40,7 @@ Status unsupported(const PassProblem& problem, const char* why) {
 Status check_wgmma(const PassProblem& problem, const CardLimits& card) {
   if (problem.portable) return unsupported(problem, "no portable kernel for this D, heads and length");
   if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
-    return unsupported(problem, "there are kernels for bfloat16 and float16");
+    return unsupported(problem, "no kernel in this type for this D, heads and length");
   }
   if (!AXIAL_PASS_SM90)
     return unsupported(problem, "the kernels need an sm_90a build (AXIAL_CUDA_ARCHITECTURES has no 90)");

@@ -1,5 +1,5 @@
 // The pass for a few lines at a time: a block normalises, projects and attends 32 rows or so, phase by phase through
-// shared memory. It serves the types and cards that the wgmma kernels do not, and small batches in them.
+// shared memory. It serves the types and cards that the wgmma kernels do not, while lines are few.
 //
 //   tile    lines_per_tile lines, each on `pitch` rows (a multiple of 16; rows past the line's end are zero)
 //   block   kWarps warps; shared memory holds the weights once and for every phase a tile [rows][kLd] of each operand
@@ -51,7 +51,7 @@ struct LineShape {
   static constexpr int kWeights = 4 * kDim * kLd;           // values: W_qkv [3D][kLd], W_out [D][kLd]
   static constexpr int kColumns = kDim % 32 == 0 ? 4 : 2;   // tiles of 8 columns of a task in the projections
   static constexpr int kOwnTasks = kHeadDim == 16 ? 2 : 1;  // of a warp in the products that follow dS
-  static constexpr int kOwnStrips = (kDim / 4 + kWarps - 1) / kWarps;  // of 16 rows of dW in a warp's registers
+  static constexpr int kOwnStrips = (kDim / 4 + kWarps - 1) / kWarps;  // of 16 rows of dW that a warp adds up
 
   static constexpr std::size_t kTables = 2 * sizeof(LineTable);  // of this tile and the next; first in shared memory
 
@@ -125,11 +125,11 @@ template <class E, int kTiles, bool kOperand = true>
 __device__ __forceinline__ void store_tile(typename E::Value* at, int ld, const float (*c)[4], float low = 1,
                                            float high = 1) {
   const int g = lane_id() >> 2, t = lane_id() & 3;
+  const auto store = [](typename E::Value* to, float x, float y) {
+    kOperand ? tile_pair<E>(to, x, y) : store_pair<E>(to, x, y);
+  };
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    const auto store = [](typename E::Value* to, float x, float y) {
-      kOperand ? tile_pair<E>(to, x, y) : store_pair<E>(to, x, y);
-    };
     store(at + g * ld + n * 8 + 2 * t, c[n][0] * low, c[n][1] * low);
     store(at + (g + 8) * ld + n * 8 + 2 * t, c[n][2] * high, c[n][3] * high);
   }

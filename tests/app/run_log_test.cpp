@@ -6,6 +6,7 @@
 #include <pty.h>
 #include <sys/resource.h>
 
+#include "app/commands/library_warnings.h"
 #include "app/run/run_error.h"
 #include "tests/app/run_scratch.h"
 
@@ -32,6 +33,18 @@ std::string without_times(std::string text) {
     if (text.size() > i + 9 && text[i + 9] == ']') text.replace(i + 1, 8, "time");
   }
   return text;
+}
+
+TEST(Log, WhatLibtorchWarnsOfIsALine) {
+  const Scratch scratch;
+  const std::string text = logged(scratch / "stderr", [] {
+    LibraryWarnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    TORCH_WARN("something is odd\nand this is the second line");
+    TORCH_WARN(
+        "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the primary context...");
+  });
+  EXPECT_EQ(text, "axial: warning: libtorch: something is odd\n");
 }
 
 TEST(Log, PlainLinesWithoutATerminal) {
