@@ -194,6 +194,7 @@ DataSets load_data(const Config& config) {
     sets.train = part(sets.train, 0, config.data.train_limit);
   }
   check_batches(config, sets.train);
+  check_memory(config, sets.train, sets.held_out ? sets.validation : sets.test, machine_memory());
   keep_in_memory(config, sets);
   if (!sets.held_out) sets.validation = sets.test;
   return sets;

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include <unistd.h>
+
 #include "app/checkpoint/safetensors.h"
 #include "app/config/load.h"
+#include "app/train/summary.h"
 
 namespace axial::app {
 
@@ -32,7 +35,8 @@ void check_folder(const Config& config) {
   const std::string& dir = config.data.dir;
   if (dir.empty() && config.data.dataset == "image_folder") {
     throw ConfigError(
-        "data.dir: expected the folder of your pictures (data.dir=FOLDER), with train/CLASS/ and test/CLASS/ or CLASS/ "
+        "data.dir: expected the folder of your pictures (data.dir=FOLDER), with train/CLASS/ and test/CLASS/ or "
+        "CLASS/ "
         "in it; image_folder has no other place to look");
   }
   if (dir.empty() || config.data.dataset == "synthetic" || config.data.dataset == "image_list") return;
@@ -55,6 +59,24 @@ void check_batches(const Config& config, const data::Dataset& train) {
     throw ConfigError("augment.pad_crop: " + std::to_string(config.augment.pad_crop) +
                       ", expected less than the shorter side of the images (" + size_text(height, width) + ")");
   }
+}
+
+void check_memory(const Config& config, const data::Dataset& train, const data::Dataset& evaluated, double memory) {
+  const auto check = [&](const char* key, std::int64_t batch, const data::Dataset& set) {
+    const std::int64_t images = std::min(batch, set.size());
+    const double bytes = 5.0 * static_cast<double>(images) * static_cast<double>(set.channels()) *
+                         static_cast<double>(set.height()) * static_cast<double>(set.width());
+    if (bytes <= memory) return;
+    throw ConfigError(std::string(key) + ": a batch of " + std::to_string(images) + " images of " +
+                      size_text(set.height(), set.width()) + " takes " + size_text(bytes) +
+                      ", and this machine has " + size_text(memory) + "; lower " + key + " or the images' size");
+  };
+  check("data.batch_size", config.data.batch_size, train);
+  check("data.eval_batch_size", config.data.eval_batch_size, evaluated);
+}
+
+double machine_memory() {
+  return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
 void check_images(const data::Dataset& set, const ImageSpec& spec) {

@@ -17,6 +17,11 @@ void check_folder(const Config& config);
 // Full batches come out of the training images, and a random crop fits into them. Throws ConfigError.
 void check_batches(const Config& config, const data::Dataset& train);
 
+// A batch of training or evaluation, as bytes and as float32, fits into `memory` bytes (of the machine: what is larger
+// would end the process without a word). Throws ConfigError.
+void check_memory(const Config& config, const data::Dataset& train, const data::Dataset& evaluated, double memory);
+double machine_memory();
+
 // A set's images and classes are those that a model is trained on. Throws data::DataError.
 void check_images(const data::Dataset& set, const ImageSpec& spec);
 

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "app/checkpoint/safetensors.h"
+#include "app/config/load.h"
+#include "app/train/checks.h"
 #include "tests/app/pictures.h"
 #include "tests/app/program.h"
 
@@ -68,6 +70,33 @@ TEST_F(Start, WhatCannotStartLeavesNoFolder) {
   write_idx_split(folder_ / "idx", "t10k", 40, 6);
   expect_error(run(unnamed({"data.dataset=mnist", "data.dir=idx", "data.batch_size=4"})), 1, {"1x6x6", "1x8x8"});
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
+}
+
+// 64 images of 1x8x8 are 4096 bytes and four times as many as float32.
+TEST(Checks, ABatchThatMemoryCannotHoldIsRefused) {
+  data::DatasetOptions options;
+  options.name = "synthetic";
+  options.synthetic = {.train_size = 64, .test_size = 32, .height = 8, .width = 8};
+  const data::Dataset train = data::load(options, data::Split::kTrain),
+                      test = data::load(options, data::Split::kTest);
+  app::Config config;
+  config.data.batch_size = 1 << 20;  // there are but 64
+  config.data.eval_batch_size = 32;
+  EXPECT_NO_THROW(app::check_memory(config, train, test, 5 * 4096));
+  const auto refusal = [&](double memory) {
+    try {
+      app::check_memory(config, train, test, memory);
+    } catch (const app::ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(refusal(5 * 4096 - 1).find("data.batch_size: a batch of 64 images of 8x8 takes 20.0 KiB"),
+            std::string::npos)
+      << refusal(5 * 4096 - 1);
+  config.data.batch_size = 1;
+  EXPECT_NE(refusal(5 * 2048 - 1).find("data.eval_batch_size: a batch of 32 images"), std::string::npos);
+  EXPECT_GT(app::machine_memory(), 1e8);
 }
 
 // Two processes that each believed to be the only one would write one run, or train twice.
