@@ -29,7 +29,7 @@ Json likeliest(const at::Tensor& logits, const std::vector<std::string>& classes
 }  // namespace
 
 int run_explain(const ExplainArguments& a) {
-  const OutputFile file(a.output, {a.image});
+  const OutputFile file(a.output, {a.image, resolve_checkpoint(a.checkpoint)});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const ImageSpec& spec = loaded.info.spec;
   at::Tensor seen, shown;
@@ -38,9 +38,8 @@ int run_explain(const ExplainArguments& a) {
     shown = enlarged(seen, kSide);
   } else {
     // The part that the model sees, drawn as finely as the file has it within reason.
-    const std::int64_t shorter = std::min(spec.height, spec.width), factor = (kSide + shorter - 1) / shorter;
     seen = file_image(a.image, loaded.info);
-    shown = file_image(a.image, loaded.info, factor);
+    shown = file_image(a.image, loaded.info, enlargement(spec.height, spec.width, kSide));
   }
   const Look look = look_at(loaded, seen, shown);
   const bool all = a.map == "all";

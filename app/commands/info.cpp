@@ -117,17 +117,18 @@ void describe_checkpoint(const std::string& given) {
     group.first += 1;
     group.second += tensor.numel();
   }
+  const bool checkpoint = file.metadata.count("axial.format") != 0;
+  const CheckpointInfo info = checkpoint ? checkpoint_info(file, path) : CheckpointInfo{};
   std::cout << path.string() << ": " << file.tensors.size() << " tensors, " << bytes << " bytes\n";
-  if (file.metadata.count("axial.format") == 0) {
+  if (!checkpoint) {
     describe_weights(file);
     return;
   }
   for (const auto& [name, group] : groups) {
     std::cout << "  " << plain_text(name) << ": " << group.first << " tensors, " << group.second << " elements\n";
   }
-  const CheckpointInfo info = checkpoint_info(file, path);
   const Progress& p = info.progress;
-  std::cout << "written by axial " << info.version << ' ' << position(p.epoch, p.batch, info.config.train.epochs)
+  std::cout << "written by axial " << plain_text(info.version) << ' ' << position(p.epoch, p.batch, info.config.train.epochs)
             << " (" << p.updates << " updates); ";
   if (p.best_epoch > 0) {
     std::cout << "best top1 " << p.best_top1 << " (epoch " << p.best_epoch << ")\n";

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -161,6 +164,7 @@ void add_from_standard_input(Predictor& predictor) {
       predictor.add(line);
     }
   }
+  if (std::ferror(stdin) != 0) predictor.fail(std::string("standard input: cannot be read: ") + std::strerror(errno));
 }
 
 }  // namespace

@@ -45,6 +45,7 @@ int run_report(const ReportArguments& a) {
   for (const std::string& argument : a.runs) (is_override(argument) ? overrides : folders).push_back(argument);
   if (folders.empty()) throw ConfigError("command line: run: expected the folders of one or more runs");
   std::vector<ReportedRun> runs;
+  runs.reserve(folders.size());
   for (const std::string& folder : folders) runs.push_back({"", read_run(folder), {}});
   name_runs(runs);
   for (const ReportedRun& run : runs) {

@@ -241,7 +241,7 @@ std::vector<Key> make_schema() {
   add("train.patience", FIELD(train.patience), "0", integer(0, 1000000), "evaluations",
       "end the run after so many evaluations in a row that bring nothing better; 0: off", "early_stopping early_stop patience_epochs");
   add("train.eval_metric", FIELD(train.eval_metric), "top1", one_of({"top1", "loss"}), "",
-      "what makes an epoch the best: the highest top1 or the lowest loss of the set that validates", "monitor best_metric");
+      "what makes an epoch the best: the highest top1 (among equals the lowest loss) or the lowest loss of the set that validates", "monitor best_metric");
   add("train.eval_tta", FIELD(train.eval_tta), "none", one_of({"none", "flip", "translate", "flip_translate"}), "",
       "test-time augmentation: evaluate and predict by the mean logits of several views of an image; flip: and mirrored; "
       "translate: and moved by a pixel, up and left, down and right; flip_translate: these and their mirror images",

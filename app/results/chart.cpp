@@ -105,7 +105,7 @@ class Plot {
 }  // namespace
 
 std::vector<double> nice_ticks(double low, double high, int count) {
-  if (high <= low) {
+  if (high - low <= 1e-9 * std::max(std::abs(low), std::abs(high))) {  // the same but for roundings
     const double margin = low != 0 ? std::abs(low) * 0.1 : 1;
     low -= margin;
     high += margin;

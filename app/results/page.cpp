@@ -180,8 +180,8 @@ std::string results_html(const ReportedRun& run, std::size_t number) {
   text += "<p><code>" + html(r.checkpoint) + "</code> (" + r.weights + "), " + std::to_string(s.samples) +
           " images: top1 <b>" + share(s.top1) + "</b>" + (std::isnan(s.top5) ? "" : ", top5 " + share(s.top5)) +
           format(", loss %.4f, calibration error ", r.loss) + share(s.ece) + ", mean F1 " + share(s.macro_f1) +
-          ".</p>\n<h3>Classes</h3>\n" + classes_html(s) + "<h3>Confusion matrix</h3>\n" +
-          confusion_html(s) + "<h3>Worst mistakes</h3>\n" + mistakes_html(r);
+          ".</p>\n<h3>Classes</h3>\n" + classes_html(s) + "<h3>Confusion matrix</h3>\n" + confusion_html(s) +
+          "<h3>Worst mistakes</h3>\n" + mistakes_html(r);
   if (!r.attended.empty()) text += "<h3>Where it looks</h3>\n" + attention_html(r);
   return text;
 }

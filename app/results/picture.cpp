@@ -33,8 +33,14 @@ at::Tensor as_rgb(const at::Tensor& image) {
   return (image.size(0) == 3 ? image : image.narrow(0, 0, 1).expand({3, image.size(1), image.size(2)})).contiguous();
 }
 
+std::int64_t enlargement(std::int64_t height, std::int64_t width, std::int64_t side) {
+  constexpr std::int64_t kLongest = 4096;
+  const std::int64_t shorter = std::min(height, width), longer = std::max(height, width);
+  return std::max<std::int64_t>(std::min((side + shorter - 1) / shorter, kLongest / longer), 1);
+}
+
 at::Tensor enlarged(const at::Tensor& image, std::int64_t side) {
-  const std::int64_t shorter = std::min(image.size(1), image.size(2)), factor = (side + shorter - 1) / shorter;
+  const std::int64_t factor = enlargement(image.size(1), image.size(2), side);
   return image.repeat_interleave(factor, 1).repeat_interleave(factor, 2);
 }
 

@@ -13,7 +13,10 @@ namespace axial::app {
 // -> uint8 [3, H, W].
 at::Tensor as_rgb(const at::Tensor& image);
 
-// The smallest whole multiple of the image that is at least `side` pixels high and wide; each pixel a square.
+// By how much pictures of that size are enlarged: to `side` pixels or more on either side, but not past 4096 on one.
+std::int64_t enlargement(std::int64_t height, std::int64_t width, std::int64_t side);
+
+// The image by its enlargement; each pixel a square.
 at::Tensor enlarged(const at::Tensor& image, std::int64_t side);
 
 // `map` [h, w], any range, over rgb [3, H, W]: the picture in gray, coloured from dark violet (the least) to light

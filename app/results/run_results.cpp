@@ -104,6 +104,9 @@ RunResults run_results(const std::filesystem::path& run, const std::string& devi
     r.problem = error.what();
   } catch (const data::DataError& error) {
     r.problem = error.what();
+  } catch (const std::exception& error) {  // memory, libtorch: the other runs still get their part of the page
+    const std::string text = error.what();
+    r.problem = run.string() + ": " + text.substr(0, text.find('\n'));
   }
   return r;
 }

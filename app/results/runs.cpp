@@ -167,6 +167,8 @@ std::vector<RunSummary> list_runs(const fs::path& root) {
   std::vector<RunSummary> runs;
   if (is_run_folder(root)) return {read_run(root)};
   std::error_code error;
+  if (!fs::exists(root, error) && !error)
+    throw RunError(root.string() + ": no such folder; axial train makes runs in runs/");
   fs::directory_iterator entry(root, error), end;
   for (; !error && entry != end; entry.increment(error)) {
     // "runs/x" of "runs", and of "." plainly "x"

@@ -42,9 +42,10 @@ void check_folder(const Config& config) {
   if (dir.empty() || config.data.dataset == "synthetic" || config.data.dataset == "image_list") return;
   std::error_code error;
   if (std::filesystem::is_directory(dir, error)) return;
-  throw data::DataError("data.dir: " + dir + ": " +
-                        (std::filesystem::exists(dir, error) ? "is no folder" : "no such folder") +
-                        "; name the one that holds " + config.data.dataset + " (data.dir=FOLDER)");
+  throw data::DataError(
+      "data.dir: " + dir + ": " + (std::filesystem::exists(dir, error) ? "is no folder" : "no such folder") +
+      "; name the one that holds " + (config.data.dataset == "image_folder" ? "your pictures" : config.data.dataset) +
+      " (data.dir=FOLDER)");
 }
 
 void check_batches(const Config& config, const data::Dataset& train) {
@@ -77,6 +78,23 @@ void check_memory(const Config& config, const data::Dataset& train, const data::
 
 double machine_memory() {
   return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+void check_output(const Config& config, const std::filesystem::path& run) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const DataConfig& d = config.data;
+  // Beside train/ and test/ there is room for anything.
+  if (d.dataset != "image_folder" || fs::exists(fs::path(d.dir) / "train", error)) return;
+  const fs::path folder = fs::weakly_canonical(d.dir, error);
+  const auto check = [&](const char* key, const fs::path& path) {
+    const fs::path whole = fs::weakly_canonical(path, error), inside = whole.lexically_relative(folder);
+    if (inside.empty() || *inside.begin() == "..") return;
+    throw ConfigError(std::string(key) + ": " + path.string() + " lies in data.dir (" + d.dir +
+                      "), whose folders are the classes: it would become one; choose a folder outside");
+  };
+  check("-o or train.output", run);
+  if (d.cache == "disk" && !d.cache_dir.empty()) check("data.cache_dir", d.cache_dir);
 }
 
 void check_images(const data::Dataset& set, const ImageSpec& spec) {

@@ -22,6 +22,10 @@ void check_batches(const Config& config, const data::Dataset& train);
 void check_memory(const Config& config, const data::Dataset& train, const data::Dataset& evaluated, double memory);
 double machine_memory();
 
+// No output lies among the folders that are the classes, where it would become one. Throws ConfigError. `run`: the
+// folder of the run that is about to be made.
+void check_output(const Config& config, const std::filesystem::path& run);
+
 // A set's images and classes are those that a model is trained on. Throws data::DataError.
 void check_images(const data::Dataset& set, const ImageSpec& spec);
 

@@ -32,7 +32,7 @@ std::string counted(const std::vector<std::string>& names, const std::string& wh
 
 // `table` with another number of entries along `dim`; undefined where that is not what differs.
 at::Tensor stretched(const at::Tensor& table, const at::Tensor& like, std::int64_t dim, bool ends_on_ends) {
-  if (table.dim() != like.dim()) return {};
+  if (table.dim() != like.dim() || table.numel() == 0) return {};
   for (std::int64_t d = 0; d < table.dim(); ++d) {
     if (d != dim && table.size(d) != like.size(d)) return {};
   }
@@ -96,6 +96,11 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
       continue;
     }
     at::Tensor value = found->second;
+    if (at::isFloatingType(value.scalar_type()) != at::isFloatingType(tensor.scalar_type())) {
+      throw CheckpointError(path.string() + ": train.init_from: " + name + " is of type " +
+                            c10::toString(value.scalar_type()) + " there, expected one like " +
+                            c10::toString(tensor.scalar_type()));
+    }
     if (value.sizes() != tensor.sizes()) {
       value = interpolated(name, value, tensor);
       if (!value.defined()) {

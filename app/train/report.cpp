@@ -56,7 +56,7 @@ void log_notes(const data::Dataset& set) {
 
 std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches) {
   if (epochs_done == 0 && batch == 0) return "before the first batch";
-  const std::string epoch =
+  std::string epoch =
       "after epoch " + std::to_string(epochs_done + (batch > 0 ? 1 : 0)) + "/" + std::to_string(epochs);
   if (batch == 0) return epoch;
   return epoch + ", batch " + std::to_string(batch) + (batches > 0 ? "/" + std::to_string(batches) : "");
@@ -65,11 +65,13 @@ std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t 
 void log_run_header(const RunHeader& h) {
   const auto [rows, columns] = h.grid;
   const ModelConfig& m = h.config.model;
-  log::info(format("data: %s, %lld training and %lld %s images of %lldx%lldx%lld, %zu classes",
-                   h.config.data.dataset.c_str(), static_cast<long long>(h.sets.train.size()),
-                   static_cast<long long>(h.sets.validation.size()), h.sets.held_out ? "held-out" : "test",
-                   static_cast<long long>(h.spec.channels), static_cast<long long>(h.spec.height),
-                   static_cast<long long>(h.spec.width), h.spec.classes.size()));
+  const std::string held_out =
+      h.sets.held_out ? format(", %lld held-out", static_cast<long long>(h.sets.validation.size())) : "";
+  log::info(format("data: %s, %lld training%s and %lld test images of %lldx%lldx%lld, %zu classes",
+                   h.config.data.dataset.c_str(), static_cast<long long>(h.sets.train.size()), held_out.c_str(),
+                   static_cast<long long>(h.sets.test.size()), static_cast<long long>(h.spec.channels),
+                   static_cast<long long>(h.spec.height), static_cast<long long>(h.spec.width),
+                   h.spec.classes.size()));
   log::info(format("model: %lldx%lld tokens, dim %s, heads %s, depth %s, %lld parameters, backend %s",
                    static_cast<long long>(rows), static_cast<long long>(columns), join(m.dim).c_str(),
                    join(m.heads).c_str(), join(m.depth).c_str(), static_cast<long long>(h.parameters),
@@ -97,7 +99,7 @@ void log_run_header(const RunHeader& h) {
 std::string progress_line(const ProgressLine& p) {
   std::string line =
       format("epoch %lld/%lld  batch %lld/%lld  loss %.4f  top1 %.2f %%  ETA %s  %.0f images/s",
-             static_cast<long long>(p.epoch + 1), static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
+             static_cast<long long>(p.epoch) + 1, static_cast<long long>(p.epochs), static_cast<long long>(p.batch),
              static_cast<long long>(p.batches), p.loss, 100 * p.top1, duration(p.seconds_left).c_str(), p.rate);
   if (p.memory > 0) line += format("  GPU %.1f GiB", static_cast<double>(p.memory) / (1 << 30));
   return line + format("  lr %.2e", p.lr);

@@ -51,8 +51,10 @@ std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const Imag
 
 bool note_evaluation(Progress& p, const TrainConfig& config, std::int64_t epoch, double top1, double loss) {
   const double value = config.eval_metric == "loss" ? -loss : top1;  // the higher the better
+  // Accuracies of few images are often the same: the loss then says which epoch is the better one. False for NaN.
+  const bool lower = loss < p.best_loss;
   const bool improved = std::isfinite(loss) &&
-                        (config.eval_metric == "loss" ? loss < p.best_loss : top1 > p.best_top1);  // false for NaN
+                        (config.eval_metric == "loss" ? lower : top1 > p.best_top1 || (top1 == p.best_top1 && lower));
   p.stale = improved ? 0 : p.stale + 1;
   if (improved) {
     p.best_top1 = top1;
@@ -168,7 +170,8 @@ Progress progress_of(const json& j) {
   // JSON has no NaN: a loss that was not finite was written as null.
   const json& loss = j.at("last_loss");
   p.last_loss = loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>();
-  if (p.epoch < 0 || p.batch < 0 || p.updates < 0 || !(p.loss_scale > 0)) throw std::runtime_error("numbers out of range");
+  if (p.epoch < 0 || p.batch < 0 || p.updates < 0 || !(p.loss_scale > 0))
+    throw std::runtime_error("numbers out of range");
   return p;
 }
 
@@ -237,12 +240,21 @@ CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesyste
     info.spec.label_checksum = image.value("label_checksum", std::uint32_t{0});
     if (const auto threads = file.metadata.find("axial.threads"); threads != file.metadata.end()) {
       info.threads = json::parse(threads->second).get<std::int64_t>();
+      if (info.threads < 0 || info.threads > 4096) {
+        throw std::runtime_error("axial.threads is " + threads->second + ", expected 0..4096");
+      }
     }
     info.progress = progress_of(json::parse(text("axial.progress")));
     info.ema_updates = json::parse(text("axial.ema_updates")).get<std::int64_t>();
     const auto channels = static_cast<std::size_t>(info.spec.channels);
-    if (info.spec.classes.empty() || info.spec.channels < 1 || info.spec.height < 1 || info.spec.width < 1 ||
-        info.spec.mean.size() != channels || info.spec.std.size() != channels) {
+    constexpr std::int64_t kMost = 1 << 16;  // far more than any set has
+    const auto sane = [](std::int64_t extent) { return extent >= 1 && extent <= kMost; };
+    const bool scales = std::all_of(info.spec.std.begin(), info.spec.std.end(),
+                                    [](double value) { return std::isfinite(value) && value > 0; });
+    const bool shifts =
+        std::all_of(info.spec.mean.begin(), info.spec.mean.end(), [](double value) { return std::isfinite(value); });
+    if (info.spec.classes.empty() || !sane(info.spec.channels) || !sane(info.spec.height) || !sane(info.spec.width) ||
+        info.spec.mean.size() != channels || info.spec.std.size() != channels || !scales || !shifts) {
       throw std::runtime_error("image description out of range");
     }
   } catch (const CheckpointError&) {
@@ -279,10 +291,11 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return path;
   for (const char* name : {"best.safetensors", "last.safetensors"}) {
-    const auto candidate = path / "checkpoints" / name;
+    std::filesystem::path candidate = path / "checkpoints" / name;
     if (std::filesystem::exists(candidate, ignored)) return candidate;
   }
-  throw CheckpointError(path.string() + ": a folder without checkpoints/best.safetensors or checkpoints/last.safetensors");
+  throw CheckpointError(path.string() +
+                        ": a folder without checkpoints/best.safetensors or checkpoints/last.safetensors");
 }
 
 LoadedModel load_model(const std::filesystem::path& given, const std::string& device_name,

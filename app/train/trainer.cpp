@@ -128,6 +128,7 @@ TrainResult Trainer::run() {
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
     const SignalGuard signals;  // from here on a signal leaves a run that can go on
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
+    check_output(config_, result.run);
     open_run(result.run);
     tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;

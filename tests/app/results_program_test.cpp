@@ -323,5 +323,61 @@ TEST_F(Results, ReportIsOnePageThatABrowserDraws) {
   EXPECT_GT(shot.colours.size(), 500u) << "curves, matrix and pictures have many colours";
 }
 
+// A copy outside of a run is protected by what the command reads, not by where it lies.
+TEST_F(Results, NoResultReplacesTheCheckpointThatItComesFrom) {
+  const fs::path copy = folder_ / "copy.safetensors";
+  fs::copy_file(fs::path(run_) / "checkpoints" / "best.safetensors", copy);
+  const auto size = fs::file_size(copy);
+  expect_error(run({"eval", "copy.safetensors", "--json", "copy.safetensors"}), 1,
+               {"copy.safetensors", "is what is read"});
+  expect_error(run({"explain", "copy.safetensors", "0", "-o", "copy.safetensors"}), 1,
+               {"copy.safetensors", "is what is read"});
+  EXPECT_EQ(fs::file_size(copy), size);
+}
+
+TEST_F(Results, MetadataIsHeldToItsRanges) {
+  const app::SafetensorsFile good = app::read_safetensors(fs::path(run_) / "checkpoints" / "best.safetensors");
+  const auto refused = [&](const std::string& key, const std::string& value, const std::string& word) {
+    app::SafetensorsFile bad = good;
+    bad.metadata[key] = value;
+    app::write_safetensors(folder_ / "bad.safetensors", bad);
+    expect_error(run({"info", "bad.safetensors"}), 1, {"bad.safetensors", "metadata is damaged", word});
+  };
+  refused("axial.threads", "2000000000", "0..4096");
+  refused("axial.threads", "-5", "0..4096");
+  json image = json::parse(good.metadata.at("axial.image"));
+  image["std"] = {0.0};
+  refused("axial.image", image.dump(), "image description");
+  image["std"] = {1.0};
+  image["height"] = 40000000;
+  refused("axial.image", image.dump(), "image description");
+  app::SafetensorsFile odd = good;
+  odd.metadata["axial.version"] = "1\x1b[2Jfake";
+  app::write_safetensors(folder_ / "odd.safetensors", odd);
+  const Outcome o = run({"info", "odd.safetensors"});
+  EXPECT_EQ(o.out.find('\x1b'), std::string::npos) << "nothing in a file steers the terminal";
+}
+
+// A row of 4096 pixels, enlarged until it is high enough to look at, would be 448 x 1 835 008.
+TEST_F(Results, AFlatPictureIsDrawnWithinBounds) {
+  auto arguments = small("flat", {"train.epochs=1", "data.synthetic_height=1", "data.synthetic_width=512",
+                                  "data.synthetic_train=32", "data.synthetic_test=32", "data.batch_size=8",
+                                  "model.stem_stride=1", "model.stem_channels=[]", "augment.pad_crop=0"});
+  const Outcome trained = run(arguments);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const Outcome o = run({"explain", "flat", "0", "-o", "flat.png"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const Decoded drawn = decode(folder_ / "flat.png");
+  EXPECT_EQ(drawn.width, 4096);
+  EXPECT_EQ(drawn.height, 8);
+}
+
+TEST_F(Results, AStandardInputThatCannotBeReadIsNoEmptyList) {
+  const std::string command = std::string(AXIAL_PROGRAM) + " predict " + run_ + " - < / > " +
+                              (folder_ / "out").string() + " 2> " + (folder_ / "err").string();
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  EXPECT_NE(read_file(folder_ / "err").find("standard input: cannot be read"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace axial::test

@@ -135,6 +135,8 @@ TEST(Chart, TicksAreRoundAndCoverTheValues) {
   EXPECT_LE(ticks.front(), 0.13);
   EXPECT_GE(ticks.back(), 0.47);
   EXPECT_GE(nice_ticks(3, 3, 5).size(), 2u);
+  const std::vector<double> nearly_one = nice_ticks(0.3, 0.30000000000000004, 5);  // 3 * 0.1 in a sweep
+  EXPECT_TRUE(nearly_one.size() >= 2 && nearly_one.size() < 20) << nearly_one.size();
   EXPECT_GE(nice_ticks(0, 0, 5).size(), 2u);
 }
 

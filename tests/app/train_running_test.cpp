@@ -115,6 +115,17 @@ TEST(NoteEvaluation, WhatIsNotFiniteIsNeverTheBest) {
   }
 }
 
+// As in a small set, where many epochs have the same accuracy.
+TEST(NoteEvaluation, OfEqualAccuraciesTheLowerLossIsBetter) {
+  app::Progress p;
+  app::TrainConfig config;
+  EXPECT_TRUE(app::note_evaluation(p, config, 1, 0.6, 1.4));
+  EXPECT_TRUE(app::note_evaluation(p, config, 2, 0.6, 1.1));
+  EXPECT_FALSE(app::note_evaluation(p, config, 3, 0.6, 1.2));
+  EXPECT_FALSE(app::note_evaluation(p, config, 4, 0.5, 0.9));
+  EXPECT_EQ(p.best_epoch, 2);
+}
+
 TEST_F(Running, ATimeLimitEndsItAsStopAfterDoes) {
   std::vector<std::string> arguments = small("run", {"train.epochs=100000", "train.log_every=1000000"});
   arguments.insert(arguments.end(), {"--time-limit", "0.05"});

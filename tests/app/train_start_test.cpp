@@ -99,6 +99,20 @@ TEST(Checks, ABatchThatMemoryCannotHoldIsRefused) {
   EXPECT_GT(app::machine_memory(), 1e8);
 }
 
+// The folders in data.dir are the classes where there is no train/.
+TEST_F(Start, NoOutputBecomesAClass) {
+  for (const char* name : {"set/cat", "set/dog"}) {
+    for (int i = 0; i < 10; ++i) write_picture(folder_ / name / (std::to_string(i) + ".png"), 16, 16, i, 200);
+  }
+  expect_error(run(pictures("set", {"-o", "set/runs/a"})), 2, {"-o", "set/runs/a", "data.dir", "class"});
+  expect_error(run(pictures("set", {"-o", "a", "data.cache=disk", "data.cache_dir=set/cache"})), 2,
+               {"data.cache_dir", "set/cache", "class"});
+  EXPECT_FALSE(fs::exists(folder_ / "set" / "runs"));
+  write_picture_set(folder_ / "split", {"cat", "dog"}, 10);
+  const Outcome o = run(pictures("split", {"-o", "split/runs/a", "train.epochs=1"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+}
+
 // Two processes that each believed to be the only one would write one run, or train twice.
 TEST_F(Start, Case33_SeveralProcessesAreRefused) {
   expect_error(run(unnamed({}), {{"WORLD_SIZE", "2"}}), 2, {"WORLD_SIZE=2", "one process", "torchrun"});
