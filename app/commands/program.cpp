@@ -23,6 +23,7 @@
 #include "app/commands/option_checks.h"
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/config/suggest.h"
 #include "app/config/yaml_tree.h"
 #include "app/run/log.h"
 #include "app/version.h"
@@ -83,6 +84,24 @@ std::string plain_message(std::string message, const std::vector<CLI::App*>& com
   return message;
 }
 
+// What an unknown flag was meant to be: an option of the command, or a key that it takes.
+std::string meant(const std::string& message, const CLI::App* command) {
+  const std::string mark = "not expected: --";
+  const std::size_t at = message.find(mark);
+  if (at == std::string::npos || command == nullptr) return {};
+  const std::string flag =
+      message.substr(at + mark.size(), message.find_first_of(" =", at + mark.size()) - at - mark.size());
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  }
+  const std::string nearest = nearest_name(flag, names);
+  if (!nearest.empty()) return "; did you mean --" + nearest + "?";
+  const bool takes_keys = std::find(names.begin(), names.end(), "lr") != names.end();
+  const std::string key = takes_keys ? suggest_key("", flag) : "";
+  return key.find("--keys") != std::string::npos || key.empty() ? "" : "; " + key;
+}
+
 // A pipe whose reader wants no more (axial config --keys | head) is no news.
 bool reader_left() {
   pollfd out{STDOUT_FILENO, 0, 0};
@@ -106,7 +125,9 @@ CLI::App* add_train(CLI::App& program, TrainArguments& a) {
   command->add_option("-o,--output", a.output, "the run's folder (default: a new one under train.output)")
       ->option_text("DIR")
       ->check(check_not_empty);
-  command->add_option("--resume", a.resume_from, "continue the newest run (or --output's), or the run or checkpoint named")
+  command
+      ->add_option("--resume", a.resume_from,
+                   "continue the newest run (or --output's), or the run or checkpoint named")
       ->option_text("[DIR|FILE]");
   command->add_flag("--resume-newest", a.resume)->group("");
   command->add_flag("--overwrite", a.overwrite, "replace the run in --output");
@@ -116,7 +137,8 @@ CLI::App* add_train(CLI::App& program, TrainArguments& a) {
       ->option_text("EPOCHS")
       ->check(check_epochs);
   command
-      ->add_option("--time-limit", a.time_limit, "stop (resumably, exit code 0) after so many minutes, start-up included")
+      ->add_option("--time-limit", a.time_limit,
+                   "stop (resumably, exit code 0) after so many minutes, start-up included")
       ->option_text("MINUTES")
       ->check(check_minutes);
   command->footer(
@@ -130,7 +152,8 @@ CLI::App* add_train(CLI::App& program, TrainArguments& a) {
 CLI::App* add_eval(CLI::App& program, EvalArguments& a) {
   CLI::App* command = program.add_subcommand("eval", "accuracy on the test set; one line of JSON");
   add_model(command, a.checkpoint, a.device);
-  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data train.eval_tta=flip")->option_text("...");
+  command->add_option("key=value", a.overrides, "overrides, e.g. data.dir=/data train.eval_tta=flip")
+      ->option_text("...");
   command->add_option("--json", a.json, "write scores per class, confusion matrix and calibration to a file, too")
       ->option_text("FILE")
       ->check(check_output);
@@ -181,8 +204,10 @@ CLI::App* add_config(CLI::App& program, ConfigArguments& a) {
 }
 
 CLI::App* add_info(CLI::App& program, InfoArguments& a) {
-  CLI::App* command = program.add_subcommand("info", "versions, devices and kernels; or what a file of weights holds");
-  command->add_option("checkpoint", a.checkpoint, "a checkpoint, a run's folder (its best), or a file of axial export")
+  CLI::App* command =
+      program.add_subcommand("info", "versions, devices and kernels; or what a file of weights holds");
+  command
+      ->add_option("checkpoint", a.checkpoint, "a checkpoint, a run's folder (its best), or a file of axial export")
       ->option_text(" ")
       ->check(check_not_empty);
   command->add_option("--kernel", a.kernel, "which code a layer of this shape runs on")
@@ -233,7 +258,11 @@ int parse_and_run(int argc, char** argv) {
     return kDone;
   } catch (const CLI::ParseError& e) {
     const std::string message = plain_message(first_line(e.what()), commands);
-    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") + " (see " + help + ")");
+    const auto command = std::find_if(commands.begin(), commands.end(),
+                                      [&](const CLI::App* one) { return one->get_name() == chosen; });
+    const std::string hint = meant(message, command == commands.end() ? nullptr : *command);
+    log::error("command line: " + message.substr(0, 200) + (message.size() > 200 ? "..." : "") + hint + " (see " +
+               help + ")");
     return kUsage;
   }
 
@@ -259,7 +288,8 @@ int run_reporting(int argc, char** argv) {
     log::error(e.what());
     return kUsage;
   } catch (const c10::OutOfMemoryError& e) {
-    log::error("out of device memory: " + first_line(e.what_without_backtrace()) + " (lower data.batch_size or model.dim)");
+    log::error("out of device memory: " + first_line(e.what_without_backtrace()) +
+               " (lower data.batch_size or model.dim)");
   } catch (const c10::Error& e) {
     log::error(describe(e));
   } catch (const std::bad_alloc&) {

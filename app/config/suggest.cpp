@@ -44,7 +44,23 @@ std::string alternatives(const std::vector<std::string>& paths) {
   return text;
 }
 
+// More than a third of the letters changed is another word, not a misspelling.
+bool is_misspelling(std::size_t changes, const std::string& name) {
+  return 3 * changes <= std::max<std::size_t>(name.size(), 3);
+}
+
 }  // namespace
+
+std::string nearest_name(const std::string& name, const std::vector<std::string>& names) {
+  const std::string given = normalised(name).substr(0, 64);
+  std::string nearest;
+  std::size_t best = static_cast<std::size_t>(-1);
+  for (const std::string& other : names) {
+    const std::size_t changes = distance(given, normalised(other));
+    if (changes < best) best = changes, nearest = other;
+  }
+  return nearest.empty() || !is_misspelling(best, given) ? "" : nearest;
+}
 
 std::string suggest_key(const std::string& section, const std::string& unknown) {
   // A name longer than any key is no misspelling; the table of distances stays small.
@@ -81,8 +97,7 @@ std::string suggest_key(const std::string& section, const std::string& unknown) 
       }
     }
   }
-  // More than a third of the letters changed is another word, not a misspelling.
-  if (3 * changes > std::max<std::size_t>(leaf.size(), 3)) return "axial config --keys lists all of them";
+  if (!is_misspelling(changes, leaf)) return "axial config --keys lists all of them";
   return "did you mean " + nearest + "?";
 }
 

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace axial::app {
+
+// The one of `names` that `name` is a misspelling of; "" where none is near.
+std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
 
 // "did you mean optim.lr?", "it belongs in another section: optim.lr", ... for an unknown `section`.`leaf`
 // (section "" for a key at the top level).

@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include <ATen/Context.h>
-#include <nlohmann/json.hpp>
 #include <png.h>
+#include <nlohmann/json.hpp>
 
 #include "app/checkpoint/safetensors.h"
 #include "app/config/load.h"
@@ -24,6 +24,16 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 class Commands : public ProgramTest {};
+
+TEST_F(Commands, AMisspeltFlagNamesTheOneThatWasMeant) {
+  expect_error(run({"config", "--batchsize", "3"}), 2,
+               {"--batchsize", "did you mean --batch-size?", "axial config --help"});
+  expect_error(run({"train", "--resme"}), 2, {"--resme", "did you mean --resume?"});
+  expect_error(run({"config", "--learning-rate", "3"}), 2, {"--learning-rate", "optim.lr"});
+  const Outcome o = run({"eval", "runs/x", "--xyzzy"});
+  expect_error(o, 2, {"--xyzzy"});
+  EXPECT_EQ(o.err.find("did you mean"), std::string::npos) << o.err;
+}
 
 TEST_F(Commands, TrainEvalAndPredictAgree) {
   const Outcome trained = run(small("run", {"train.epochs=2"}));
@@ -125,7 +135,8 @@ TEST_F(Commands, PredictReadsPicturesAndNamesTheOnesItCannot) {
   EXPECT_EQ(lines_of(o.out), 1u) << o.out;
   EXPECT_EQ(o.out.rfind("gray", 0), 0u) << o.out;
   EXPECT_EQ(lines_of(o.err), 3u) << o.err;
-  for (const char* part : {"empty.png", "missing.jpg", "99999999"}) EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
+  for (const char* part : {"empty.png", "missing.jpg", "99999999"})
+    EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
 }
 
 TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
@@ -171,7 +182,8 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
 }
 
 TEST_F(Commands, OverridesAfterAConfigAreNotSwallowed) {
-  const Outcome o = run({"config", "-c", config("smoke.yaml"), "optim.lr=1e-3", "-c", config("smoke.yaml"), "train.seed=7"});
+  const Outcome o =
+      run({"config", "-c", config("smoke.yaml"), "optim.lr=1e-3", "-c", config("smoke.yaml"), "train.seed=7"});
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.out.find("seed: 7"), std::string::npos) << o.out;
   const app::Config parsed = app::parse_config(o.out, "printed");
@@ -233,12 +245,9 @@ TEST_F(Commands, HelpGoesToStandardOutputAndFitsAScreen) {
 TEST_F(Commands, ExitCodesFollowOneRule) {
   ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
   fs::create_directory(folder_ / "folder");
-  const std::vector<std::vector<std::string>> writers = {{"eval", "run", "--json"},
-                                                         {"gradcheck", "--json"},
-                                                         {"bench", "--data", "generated", "--json"},
-                                                         {"export", "run", "-o"},
-                                                         {"report", "run", "-o"},
-                                                         {"explain", "run", "0", "-o"}};
+  const std::vector<std::vector<std::string>> writers = {
+      {"eval", "run", "--json"}, {"gradcheck", "--json"}, {"bench", "--data", "generated", "--json"},
+      {"export", "run", "-o"},   {"report", "run", "-o"}, {"explain", "run", "0", "-o"}};
   for (std::vector<std::string> command : writers) {
     command.push_back("folder");
     expect_error(run(command), 1, {"folder: is a folder, expected a file to write"});
@@ -264,20 +273,23 @@ TEST_F(Commands, AConfigurationIsAFileOrStandardInput) {
   expect_error(run({"config", "-c", "/dev/zero"}), 2, {"/dev/zero: is a device"});
   for (const char* how : {"-c - < file", "-c <(cat file)", "-c /dev/stdin < <(cat file)", "-c /dev/stdin < file"}) {
     std::ofstream(folder_ / "file") << "train: {seed: 77}\n";
-    const std::string line = "cd '" + folder_.string() + "' && bash -c \"'" AXIAL_PROGRAM "' config " + how + "\" > out 2>&1";
+    const std::string line =
+        "cd '" + folder_.string() + "' && bash -c \"'" AXIAL_PROGRAM "' config " + how + "\" > out 2>&1";
     EXPECT_EQ(std::system(line.c_str()), 0) << how << read_file(folder_ / "out");
     EXPECT_NE(read_file(folder_ / "out").find("seed: 77 "), std::string::npos) << how;
   }
-  const std::string wrong = "cd '" + folder_.string() + "' && echo 'train: {sed: 7}' | '" AXIAL_PROGRAM "' config -c - 2> out";
+  const std::string wrong =
+      "cd '" + folder_.string() + "' && echo 'train: {sed: 7}' | '" AXIAL_PROGRAM "' config -c - 2> out";
   EXPECT_EQ(WEXITSTATUS(std::system(wrong.c_str())), 2);
-  EXPECT_NE(read_file(folder_ / "out").find("standard input:1: train.sed"), std::string::npos) << read_file(folder_ / "out");
+  EXPECT_NE(read_file(folder_ / "out").find("standard input:1: train.sed"), std::string::npos)
+      << read_file(folder_ / "out");
 }
 
 TEST_F(Commands, TheManualPageHoldsEveryCommandAndKey) {
   const Outcome o = run({"man"});
   ASSERT_EQ(o.code, 0) << o.err;
-  for (const char* part : {".TH AXIAL 1", ".SS \"axial train\"", "\\fB\\-\\-time\\-limit\\fR", "\\fBoptim.lr\\fR = 0.001",
-                           "axial explain runs/try 17", "Exit codes: 0 done"}) {
+  for (const char* part : {".TH AXIAL 1", ".SS \"axial train\"", "\\fB\\-\\-time\\-limit\\fR",
+                           "\\fBoptim.lr\\fR = 0.001", "axial explain runs/try 17", "Exit codes: 0 done"}) {
     EXPECT_NE(o.out.find(part), std::string::npos) << part;
   }
   if (std::system("command -v groff > /dev/null 2>&1") != 0) GTEST_SKIP() << "groff is not installed";
@@ -325,7 +337,8 @@ class Configurations : public ProgramTest, public testing::WithParamInterface<co
 
 TEST_P(Configurations, Trains) {
   const std::string name = GetParam();
-  std::vector<std::string> arguments = {"train", "-c", config(name), "-o", "run", "train.epochs=1", "train.device=cpu"};
+  std::vector<std::string> arguments = {"train",           "-c", config(name), "-o", "run", "train.epochs=1",
+                                        "train.device=cpu"};
   if (name == "image_folder.yaml") {
     write_picture_set(folder_, {"cat", "dog"}, 10);
     arguments.insert(arguments.end(), {"data.dir=.", "data.folder_height=16", "data.folder_width=16"});
@@ -352,7 +365,8 @@ TEST_P(Configurations, Trains) {
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(lines_of(o.out), 1u);
   if (name == "bench.yaml") {
-    EXPECT_NE(o.err.find(" 204426 parameters"), std::string::npos) << "as many as its peer, tests/bench/classifier.py";
+    EXPECT_NE(o.err.find(" 204426 parameters"), std::string::npos)
+        << "as many as its peer, tests/bench/classifier.py";
   }
 }
 

@@ -174,8 +174,8 @@ CONFIG = [
         "app/config/suggest.cpp",
         (
             "anything is a misspelling of something",
-            "if (3 * changes > std::max",
-            "if (changes > 3 * std::max",
+            "return 3 * changes <= std::max",
+            "return changes <= 3 * std::max",
             "app_tests:ConfigErrors.*",
         ),
     ),
