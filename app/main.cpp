@@ -27,6 +27,17 @@ void fill_closed_streams() {
   }
 }
 
+// A library of libtorch's ends the process in words of its own, before main, where the working folder has been
+// deleted. What stands in .preinit_array runs before any library's initialisation: nothing but libc is ready then.
+void refuse_a_folder_that_is_gone() {
+  static char here[4096];
+  if (::getcwd(here, sizeof here) != nullptr || errno != ENOENT) return;
+  constexpr char kLine[] = "axial: error: the working folder is not there any more; change into one that is\n";
+  (void)!::write(STDERR_FILENO, kLine, sizeof kLine - 1);
+  ::_exit(1);
+}
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = refuse_a_folder_that_is_gone;
+
 }  // namespace
 
 int main(int argc, char** argv) {

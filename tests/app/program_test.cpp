@@ -25,6 +25,14 @@ using nlohmann::json;
 
 class Commands : public ProgramTest {};
 
+TEST_F(Commands, AWorkingFolderThatIsGoneIsOneLine) {
+  const std::string gone = (folder_ / "gone").string(), err = (folder_ / "err").string();
+  const std::string line = "mkdir '" + gone + "' && cd '" + gone + "' && rmdir '" + gone +
+                           "' && '" AXIAL_PROGRAM "' --version > /dev/null 2> '" + err + "'";
+  EXPECT_EQ(WEXITSTATUS(std::system(line.c_str())), 1);
+  EXPECT_EQ(read_file(err), "axial: error: the working folder is not there any more; change into one that is\n");
+}
+
 TEST_F(Commands, AMisspeltFlagNamesTheOneThatWasMeant) {
   expect_error(run({"config", "--batchsize", "3"}), 2,
                {"--batchsize", "did you mean --batch-size?", "axial config --help"});
