@@ -23,7 +23,7 @@ void check_memory(const Config& config, const data::Dataset& train, const data::
 double machine_memory();
 
 // No output lies among the folders that are the classes, where it would become one. Throws ConfigError. `run`: the
-// folder of the run that is about to be made.
+// folder of the run that is about to be made, or the one that it will be made in.
 void check_output(const Config& config, const std::filesystem::path& run);
 
 // A set's images and classes are those that a model is trained on. Throws data::DataError.

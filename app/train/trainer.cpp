@@ -47,6 +47,7 @@ Trainer::Trainer(const TrainRequest& request)
       watch_(device_) {
   if (config_.train.detect_anomaly) anomaly_ = std::make_unique<Anomaly>(*state_.model);
   check_norm(config_, state_.model->grid(), sets_.train.size());
+  check_output(config_, request.run.empty() ? std::filesystem::path(config_.train.output) : request.run);
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
   if (request.stop_after > 0)
@@ -128,7 +129,6 @@ TrainResult Trainer::run() {
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
     const SignalGuard signals;  // from here on a signal leaves a run that can go on
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
-    check_output(config_, result.run);
     open_run(result.run);
     tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;

@@ -101,6 +101,12 @@ TEST(Checks, ABatchThatMemoryCannotHoldIsRefused) {
 
 // The folders in data.dir are the classes where there is no train/.
 TEST_F(Start, NoOutputBecomesAClass) {
+  for (const char* name : {"cat", "dog"}) {
+    for (int i = 0; i < 10; ++i) write_picture(folder_ / name / (std::to_string(i) + ".png"), 16, 16, i, 200);
+  }
+  expect_error(run(pictures(".")), 2, {"train.output: runs lies in data.dir", "class"});
+  expect_error(run(pictures(".", {"--dry-run"})), 2, {"train.output: runs lies in data.dir"});
+  EXPECT_FALSE(fs::exists(folder_ / "runs")) << "it would be a class at the next try";
   for (const char* name : {"set/cat", "set/dog"}) {
     for (int i = 0; i < 10; ++i) write_picture(folder_ / name / (std::to_string(i) + ".png"), 16, 16, i, 200);
   }
