@@ -35,9 +35,8 @@ void check_folder(const Config& config) {
   const std::string& dir = config.data.dir;
   if (dir.empty() && config.data.dataset == "image_folder") {
     throw ConfigError(
-        "data.dir: expected the folder of your pictures (data.dir=FOLDER), with train/CLASS/ and test/CLASS/ or "
-        "CLASS/ "
-        "in it; image_folder has no other place to look");
+        "data.dir: expected the folder of your pictures (data.dir=FOLDER), with train/CLASS/ and test/CLASS/, or "
+        "CLASS/, in it; image_folder has no other place to look");
   }
   if (dir.empty() || config.data.dataset == "synthetic" || config.data.dataset == "image_list") return;
   std::error_code error;
@@ -88,7 +87,9 @@ void check_output(const Config& config, const std::filesystem::path& run) {
   if (d.dataset != "image_folder" || fs::exists(fs::path(d.dir) / "train", error)) return;
   const fs::path folder = fs::weakly_canonical(d.dir, error);
   const auto check = [&](const char* key, const fs::path& path) {
-    const fs::path whole = fs::weakly_canonical(path, error), inside = whole.lexically_relative(folder);
+    // (absolute first: where not even its first folder exists a relative path would stay one)
+    const fs::path whole = fs::weakly_canonical(fs::absolute(path, error), error),
+                   inside = whole.lexically_relative(folder);
     if (inside.empty() || *inside.begin() == "..") return;
     throw ConfigError(std::string(key) + ": " + path.string() + " lies in data.dir (" + d.dir +
                       "), whose folders are the classes: it would become one; choose a folder outside");
