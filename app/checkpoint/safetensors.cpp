@@ -74,12 +74,6 @@ std::string checksum(const std::map<std::string, std::string>& metadata) {
   return checksum_text(static_cast<std::uint32_t>(crc));
 }
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text = "[";
-  for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
-
 std::string describe(const at::Tensor& tensor) {
   const Type* type = find_type(tensor.scalar_type());
   return (type != nullptr ? std::string(type->name) : c10::toString(tensor.scalar_type())) + " " +
@@ -204,6 +198,12 @@ std::string list(const char* title, const std::vector<std::string>& names) {
 }
 
 }  // namespace
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text = "[";
+  for (const std::int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
 
 CheckpointError::CheckpointError(const std::string& message)
     : std::runtime_error([&] {

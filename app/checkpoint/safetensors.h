@@ -42,4 +42,6 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path);
 void load_into(const SafetensorsFile& file, const std::filesystem::path& path, const std::string& prefix,
                const std::vector<std::pair<std::string, at::Tensor>>& targets);
 
+std::string shape_text(at::IntArrayRef shape);  // "[3, 224, 224]"
+
 }  // namespace axial::app

@@ -31,6 +31,7 @@ Json likeliest(const at::Tensor& logits, const std::vector<std::string>& classes
 int run_explain(const ExplainArguments& a) {
   const OutputFile file(a.output, {a.image, resolve_checkpoint(a.checkpoint)});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
+  file.keep({loaded.info.config.data.train_list, loaded.info.config.data.test_list});
   const ImageSpec& spec = loaded.info.spec;
   at::Tensor seen, shown;
   if (const auto index = test_index(a.image)) {

@@ -89,16 +89,10 @@ void describe_machine() {
   if (single != half) std::cout << "bfloat16:\n" << half;
 }
 
-std::string shape_text(const at::Tensor& tensor) {
-  std::string text;
-  for (const std::int64_t size : tensor.sizes()) text += (text.empty() ? "[" : ", ") + std::to_string(size);
-  return text.empty() ? "[]" : text + "]";
-}
-
 // A file that is no checkpoint, as axial export writes it: what is in it, and what its metadata says.
 void describe_weights(const SafetensorsFile& file) {
   for (const auto& [name, tensor] : file.tensors)
-    std::cout << "  " << plain_text(name) << " " << shape_text(tensor) << " " << c10::toString(tensor.scalar_type()) << "\n";
+    std::cout << "  " << plain_text(name) << " " << shape_text(tensor.sizes()) << " " << c10::toString(tensor.scalar_type()) << "\n";
   if (file.metadata.count("axial.weights") == 0) std::cout << "no weights of axial export: names may be another model's\n";
   for (const auto& [key, value] : file.metadata) {
     const bool lines = value.find('\n') != std::string::npos;

@@ -98,8 +98,8 @@ std::string meant(const std::string& message, const CLI::App* command) {
   const std::string nearest = nearest_name(flag, names);
   if (!nearest.empty()) return "; did you mean --" + nearest + "?";
   const bool takes_keys = std::find(names.begin(), names.end(), "lr") != names.end();
-  const std::string key = takes_keys ? suggest_key("", flag) : "";
-  return key.find("--keys") != std::string::npos || key.empty() ? "" : "; " + key;
+  const std::string key = takes_keys ? meant_key("", flag) : "";
+  return key.empty() ? "" : "; " + key;
 }
 
 // A pipe whose reader wants no more (axial config --keys | head) is no news.

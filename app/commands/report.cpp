@@ -52,6 +52,8 @@ int run_report(const ReportArguments& a) {
     if (!run.summary.problem.empty()) log::warning(run.summary.problem);
   }
   const OutputFile file(a.output);
+  for (const ReportedRun& run : runs)
+    file.keep({run.summary.config.data.train_list, run.summary.config.data.test_list});
   Json evaluated = Json::array();
   for (ReportedRun& run : runs) {
     log::info("evaluating " + run.summary.path.string());

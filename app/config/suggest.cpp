@@ -63,6 +63,11 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
 }
 
 std::string suggest_key(const std::string& section, const std::string& unknown) {
+  const std::string meant = meant_key(section, unknown);
+  return meant.empty() ? "axial config --keys lists all of them" : meant;
+}
+
+std::string meant_key(const std::string& section, const std::string& unknown) {
   // A name longer than any key is no misspelling; the table of distances stays small.
   const std::string leaf = normalised(unknown).substr(0, 64);
   if (const Key* key = find_key(normalised(unknown)); key != nullptr && section.empty())
@@ -97,7 +102,7 @@ std::string suggest_key(const std::string& section, const std::string& unknown) 
       }
     }
   }
-  if (!is_misspelling(changes, leaf)) return "axial config --keys lists all of them";
+  if (!is_misspelling(changes, leaf)) return "";
   return "did you mean " + nearest + "?";
 }
 

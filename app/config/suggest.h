@@ -10,7 +10,9 @@ namespace axial::app {
 std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
 
 // "did you mean optim.lr?", "it belongs in another section: optim.lr", ... for an unknown `section`.`leaf`
-// (section "" for a key at the top level).
+// (section "" for a key at the top level); "" where none is near.
+std::string meant_key(const std::string& section, const std::string& leaf);
+// The same, or where all keys are listed.
 std::string suggest_key(const std::string& section, const std::string& leaf);
 
 }  // namespace axial::app

@@ -57,11 +57,6 @@ void say(const std::string& message) { std::fprintf(stderr, "axial: error: %s\n"
 }  // namespace
 
 int main(int, char** argv) {
-  // libtorch's MKL would end the process, before the program is asked, in words and with a code of its own.
-  if (char here[4096]; ::getcwd(here, sizeof here) == nullptr && errno == ENOENT) {
-    say("the working folder is not there any more; change into one that is");
-    return kFailed;
-  }
   const std::string root = prefix();
   std::string found, looked;
   for (const std::string& place : places(root)) {

@@ -33,19 +33,24 @@ OutputFile::OutputFile(const std::string& path, const std::vector<fs::path>& inp
   if (open_file || (exists && !fs::is_regular_file(status))) {
     throw RunError(path + ": is no ordinary file (a device or a pipe, say), expected a file to write");
   }
-  for (const fs::path& input : inputs) {
-    if (exists && fs::equivalent(path, input, error)) {
-      throw RunError(path + ": is what is read; it would be lost: choose another file");
-    }
-  }
   fs::path target = path;  // a link may point to a file that is not there yet
   for (int links = 0; links < kMostLinks && fs::is_symlink(fs::symlink_status(target, error)); ++links) {
     target = target.parent_path() / fs::read_symlink(target, error);
   }
   path_ = fs::weakly_canonical(target, error);
   if (error) path_ = target;
+  given_ = path;
+  keep(inputs);
   if (belongs_to_a_run(path_)) throw RunError(path + ": belongs to a run, which needs it; choose another file");
   const AtomicFile can_be_written(path_);  // minutes of work should not end in "no such folder"
+}
+
+void OutputFile::keep(const std::vector<fs::path>& inputs) const {
+  std::error_code error;
+  for (const fs::path& input : inputs) {
+    if (fs::exists(path_, error) && fs::equivalent(path_, input, error))
+      throw RunError(given_ + ": is what is read; it would be lost: choose another file");
+  }
 }
 
 void OutputFile::write(const std::string& content) const {

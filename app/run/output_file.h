@@ -13,10 +13,13 @@ namespace axial::app {
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path, const std::vector<std::filesystem::path>& inputs = {});
+  // The same for inputs that are known later. Throws RunError.
+  void keep(const std::vector<std::filesystem::path>& inputs) const;
   const std::filesystem::path& path() const { return path_; }
   void write(const std::string& content) const;  // throws FileError
 
  private:
+  std::string given_;
   std::filesystem::path path_;  // without links
 };
 

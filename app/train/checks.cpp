@@ -12,12 +12,12 @@ namespace axial::app {
 
 namespace {
 
-std::string size_text(std::int64_t height, std::int64_t width) {
+std::string extent_text(std::int64_t height, std::int64_t width) {
   return std::to_string(height) + "x" + std::to_string(width);
 }
 
 std::string shape_text(std::int64_t channels, std::int64_t height, std::int64_t width, std::size_t classes) {
-  return std::to_string(channels) + "x" + size_text(height, width) + " images of " + std::to_string(classes) +
+  return std::to_string(channels) + "x" + extent_text(height, width) + " images of " + std::to_string(classes) +
          " classes";
 }
 
@@ -57,7 +57,7 @@ void check_batches(const Config& config, const data::Dataset& train) {
   const std::int64_t height = train.height(), width = train.width();
   if (config.augment.pad_crop > 0 && config.augment.pad_crop >= std::min(height, width)) {
     throw ConfigError("augment.pad_crop: " + std::to_string(config.augment.pad_crop) +
-                      ", expected less than the shorter side of the images (" + size_text(height, width) + ")");
+                      ", expected less than the shorter side of the images (" + extent_text(height, width) + ")");
   }
 }
 
@@ -68,7 +68,7 @@ void check_memory(const Config& config, const data::Dataset& train, const data::
                          static_cast<double>(set.height()) * static_cast<double>(set.width());
     if (bytes <= memory) return;
     throw ConfigError(std::string(key) + ": a batch of " + std::to_string(images) + " images of " +
-                      size_text(set.height(), set.width()) + " takes " + size_text(bytes) +
+                      extent_text(set.height(), set.width()) + " takes " + size_text(bytes) +
                       ", and this machine has " + size_text(memory) + "; lower " + key + " or the images' size");
   };
   check("data.batch_size", config.data.batch_size, train);

@@ -17,12 +17,6 @@ bool ends_with(const std::string& text, const std::string& tail) {
   return text.size() >= tail.size() && text.compare(text.size() - tail.size(), tail.size(), tail) == 0;
 }
 
-std::string shape_text(const at::Tensor& t) {
-  std::string text;
-  for (const std::int64_t size : t.sizes()) text += (text.empty() ? "[" : ", ") + std::to_string(size);
-  return text.empty() ? "[]" : text + "]";
-}
-
 // "5 start anew (a, b, c, ...)"
 std::string counted(const std::vector<std::string>& names, const std::string& what) {
   std::string text = std::to_string(names.size()) + " " + what + " (";
@@ -104,8 +98,8 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
     if (value.sizes() != tensor.sizes()) {
       value = interpolated(name, value, tensor);
       if (!value.defined()) {
-        throw CheckpointError(path.string() + ": train.init_from: " + name + " is " + shape_text(found->second) +
-                              " there and " + shape_text(tensor) +
+        throw CheckpointError(path.string() + ": train.init_from: " + name + " is " +
+                              shape_text(found->second.sizes()) + " there and " + shape_text(tensor.sizes()) +
                               " here; model.* must be as in that run, except for "
                               "the depth");
       }

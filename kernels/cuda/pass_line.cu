@@ -9,23 +9,21 @@ namespace axial::kernels::cuda {
 
 namespace {
 
-// The tiles of lines of a length; a tile has at least 32 rows, where the products of a phase busy all warps.
-LinePlan tiles_of(const PassProblem& problem) {
+// How a problem lies on tiles and blocks; body(shape, plan) adds what its direction needs, and says whether that
+// fits. A tile has at least 32 rows, where the products of a phase busy all warps.
+template <class Body>
+LinePlan plan_lines(const PassProblem& problem, const CardLimits& card, Body&& body) {
   LinePlan plan;
   if (problem.lines.length > kMaxPassLength) return plan;
   plan.pitch = static_cast<int>((problem.lines.length + 15) / 16 * 16);
   plan.lines_per_tile = plan.pitch == 16 ? 2 : 1;
   const std::int64_t lines = problem.lines.count();
   plan.tiles = lines == 0 || problem.lines.length == 0 ? 0 : (lines - 1) / plan.lines_per_tile + 1;
-  return plan;
-}
-
-// body(shape) for the problem's shape in its arithmetic, where it is instantiated.
-template <class Body>
-void for_problem(const PassProblem& problem, Body&& body) {
+  plan.blocks = std::min<std::int64_t>(plan.tiles, card.multiprocessors);
   for_line_arithmetic(problem, [&](auto arithmetic) {
-    for_line_shape<decltype(arithmetic)>(problem.dim, problem.heads, [&](auto shape) { body(shape); });
+    for_line_shape<decltype(arithmetic)>(problem.dim, problem.heads, [&](auto shape) { body(shape, plan); });
   });
+  return plan;
 }
 
 LineArguments arguments_of(const PassProblem& problem, const LinePlan& plan) {
@@ -70,23 +68,18 @@ const char* line_arithmetic(const PassProblem& problem) {
 }
 
 LinePlan plan_line_forward(const PassProblem& problem, const CardLimits& card) {
-  LinePlan plan = tiles_of(problem);
-  if (problem.lines.length > kMaxPassLength) return plan;
-  for_problem(problem, [&](auto shape) {
+  return plan_lines(problem, card, [&](auto shape, LinePlan& plan) {
     using S = decltype(shape);
     plan.bytes = S::forward_bytes(plan.lines_per_tile * plan.pitch);
     plan.found = plan.pitch <= S::kMaxForward && plan.bytes <= static_cast<std::size_t>(card.shared_bytes);
-    plan.blocks = std::min<std::int64_t>(plan.tiles, card.multiprocessors);
   });
-  return plan;
 }
 
 LinePlan plan_line_backward(const PassProblem& problem, const CardLimits& card) {
-  LinePlan plan = tiles_of(problem);
-  if (problem.lines.length > kMaxPassLength) return plan;
-  for_problem(problem, [&](auto shape) {
+  return plan_lines(problem, card, [&](auto shape, LinePlan& plan) {
     using S = decltype(shape);
     const int rows = plan.lines_per_tile * plan.pitch;
+    plan.slab_bytes = sizeof(float) * static_cast<std::size_t>(S::slab(static_cast<int>(problem.lines.length)));
     if (plan.pitch > S::kMaxBackward) return;
     // As many heads at a time as fit, in shared memory and in the warps' registers.
     for (plan.group = S::kHeads; plan.group > 0; --plan.group) {
@@ -95,10 +88,7 @@ LinePlan plan_line_backward(const PassProblem& problem, const CardLimits& card) 
                    plan.bytes <= static_cast<std::size_t>(card.shared_bytes);
       if (plan.found) break;
     }
-    plan.blocks = std::min<std::int64_t>(plan.tiles, card.multiprocessors);
-    plan.slab_bytes = sizeof(float) * static_cast<std::size_t>(S::slab(static_cast<int>(problem.lines.length)));
   });
-  return plan;
 }
 
 Status line_forward(const PassProblem& problem, const Tokens& y, const CardLimits& card, cudaStream_t stream) {
