@@ -196,11 +196,11 @@ struct PassSplitShape {
   // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV and dy, [3][64].
   static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 3 * 64;
 
-  // Shared memory of the products' kernel: weights, a ring of stages (four half images each), a tile of ones, what the
-  // warpgroups exchange, and the ring's barriers.
-  static constexpr int kProductStage = 4 * (kImage / 2), kProductStages = 4, kExchangeTurns = kParts == 1 ? 2 : 1;
-  static constexpr int kProductBytes = S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 128;
-  static_assert(2 * kBlocks <= 4 && kProductBytes <= 232448);
+  // Shared memory of the products' kernel: weights, a ring of stages (two half images each), a tile of ones, what the
+  // warpgroups exchange, the places of 64 rows, and the ring's barriers.
+  static constexpr int kProductStage = 2 * (kImage / 2), kProductStages = 8, kExchangeTurns = kParts == 1 ? 2 : 1;
+  static constexpr int kProductBytes = S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 512 + 128;
+  static_assert(kBlocks <= 2 && kProductBytes <= 232448);
 };
 
 struct PassSplitArguments {

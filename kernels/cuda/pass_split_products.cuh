@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   const int part = static_cast<int>(blockIdx.x) % L::kParts;
   const std::uint32_t base = shared_address(shared);
   constexpr int kStages = S::kQkvBytes, kOnes = kStages + L::kProductStages * kStage, kExchange = kOnes + 1024,
-                kBarriers = kExchange + L::kExchangeTurns * 1024;
+                kPlaces = kExchange + L::kExchangeTurns * 1024, kBarriers = kPlaces + 512;
   Ring<L::kProductStages, 2> ring{base + kBarriers};
   if (threadIdx.x == 0) ring.init();
   await_previous();
@@ -75,51 +75,60 @@ __global__ void __launch_bounds__(kProductThreads, 1)
           const unsigned char* from = scratch_of(tile) + (part ^ i) * kHalfImage;
           for (int k = 0; k < L::kParts; ++k) {
             const bool mine = k == part;
-            if (own || mine) load(from + (L::kTilePart + 4 * k) * L::kImage, kGradients && mine ? 4 : 3);
+            if (!own && !mine) continue;
+            load(from + (L::kTilePart + 4 * k) * L::kImage, 2);  // dQ, dK; dV and O
+            load(from + (L::kTilePart + 4 * k + 2) * L::kImage, kGradients && mine ? 2 : 1);
           }
-          load(from, 2 * kBlocks);
+          load(from + L::kTileX * L::kImage, kBlocks);
+          load(from + L::kTileDy * L::kImage, kBlocks);
         }
       }
     } else {
-      // dx of a half, which lies where its x_hat lay: kRows rows at a time, a lane finding the place of two of the 64.
-      constexpr int kGroups = S::kDim / 8, kRows = 32 / kGroups, kWarps = kStorers / 32;
-      const int storer = warp - 9, lane = lane_id(), row0 = lane / kGroups, c = lane % kGroups;
+      // dx of a half, which lies where its x_hat lay; where its rows belong is found while there is time.
+      constexpr int kGroups = S::kDim / 8, kRows = kStorers / kGroups;
+      const int thread = static_cast<int>(threadIdx.x) - (kProductThreads - kStorers), c = thread % kGroups;
+      auto* places = reinterpret_cast<std::int64_t*>(shared + kPlaces);
       int stage = 0;
       const auto skip = [&](int stages) { stage = (stage + stages) % L::kProductStages; };
       for (int tile = first_tile(); tile < p.last_tile; tile += step()) {
 #pragma unroll 1
         for (int i = 0; i < kOwnHalves; ++i) {
-          skip(L::kParts);
+          skip(2 * L::kParts);
           const auto place_of = [&](int row, const TokenStrides& strides) {
             return RowPlace<>{p.geometry, 4 * (part ^ i) + row / 16}.offset_of(tile, row % 16, strides);
           };
-          const std::int64_t places[2] = {place_of(lane, p.dx_strides), place_of(32 + lane, p.dx_strides)};
+          if (thread < 64) places[thread] = place_of(thread, p.dx_strides);
           const std::uint32_t from = base + kStages + stage * kStage + c / 8 * kHalfImage;
           barrier(kReady, 256 + kStorers);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-#pragma unroll 8
-            for (int k = storer; k < 32 / kRows; k += kWarps) {
-              const int row = k * kRows + row0;
-              const std::int64_t to = __shfl_sync(~0u, places[half], row);
-              uint4 v = load_shared(from + swizzled(32 * half + row, c % 8 * 16));
+          const auto value = [&](int row) { return load_shared(from + swizzled(row, c % 8 * 16)); };
+          const auto put = [&](std::int64_t to, const uint4& v) {
+            if (to != kNoRow) *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;
+          };
+          if (p.sample_scale == nullptr) {
+            constexpr int kTurns = (64 + kRows - 1) / kRows;
+#pragma unroll 4
+            for (int k = 0; k < kTurns; ++k) {
+              const int row = thread / kGroups + k * kRows;
+              put(row < 64 ? places[row] : kNoRow, value(row & 63));
+            }
+          } else {  // and dy itself: in scratch it is scaled
+#pragma unroll 1
+            for (int row = thread / kGroups; row < 64; row += kRows) {
+              const std::int64_t to = places[row];
               if (to == kNoRow) continue;
-              if (p.sample_scale != nullptr) {  // dy itself: in scratch it is scaled
-                const uint4 dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) +
-                                                                 place_of(32 * half + row, p.dy_strides) + 8 * c);
-                const auto add = [](std::uint32_t a, std::uint32_t b) {
-                  return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
-                };
-                v = make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
-              }
-              *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;
+              const uint4 v = value(row), dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) +
+                                                                            place_of(row, p.dy_strides) + 8 * c);
+              const auto add = [](std::uint32_t a, std::uint32_t b) {
+                return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
+              };
+              put(to, make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w)));
             }
           }
           barrier(kStored, kStorers);
-          if (storer == 0 && lane < 2) barrier_arrive(base + kBarriers + 8 * (L::kProductStages + stage));
-          skip(1);
+          if (thread < 2) barrier_arrive(base + kBarriers + 8 * (L::kProductStages + stage));
+          skip(2);
         }
-        if (kGradients && L::kParts == 2) skip(2);
+        if (kGradients && L::kParts == 2) skip(4);
       }
     }
     return;
@@ -161,10 +170,11 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     ring.advance();
     return stage;
   };
-  // Starts the gradients of a half, from its stages.
-  const auto gradients = [&](int of_part, int of_tokens, float(&columns)[2][4]) {
-    const std::uint32_t a0 = wgmma_operand(stage_address(of_part)) + group * 2 * 512, a1 = a0 + 512,
-                        x_hat = wgmma_operand(stage_address(of_tokens), kHalfImage), dy = x_hat + kBlocks * 512;
+  // Starts the gradients of a half, from its stages: `own` holds dQ and dK, or dV and O, whichever are this warpgroup's.
+  const auto gradients = [&](int own, int of_x, int of_dy, float(&columns)[2][4]) {
+    const std::uint32_t a0 = wgmma_operand(stage_address(own)), a1 = a0 + 512,
+                        x_hat = wgmma_operand(stage_address(of_x), kHalfImage),
+                        dy = wgmma_operand(stage_address(of_dy), kHalfImage);
     const std::uint32_t b1 = group == 0 ? x_hat : dy;
     wgmma_fence();
 #pragma unroll
@@ -187,16 +197,17 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   };
   float dx_hat[kChannels / 2];
   // Starts this warpgroup's channels of dx_hat, as far as they come from one part.
-  const auto inputs = [&](int stage, int of_part, bool add) {
-    const std::uint32_t a = wgmma_operand(stage_address(stage));
+  const auto inputs = [&](const int(&stages)[2], int of_part, bool add) {
+    const std::uint32_t a01 = wgmma_operand(stage_address(stages[0])), a2 = wgmma_operand(stage_address(stages[1]));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 12; ++k) {
       const int matrix = k / 4, i = k % 4;
+      const std::uint32_t a = matrix == 2 ? a2 : a01 + matrix * 512;
       const std::uint32_t row = of_part * 192 + qkv_row<S>(matrix, 16 * i / S::kHeadDim, 16 * i % S::kHeadDim);
       // Of a block of 64 channels, or of half of one.
       const std::uint32_t b = weights + row * 8 + group * (kBlocks == 2 ? S::kQkvBlock / 16 : 4);
-      Wgmma<V, kChannels>::template ss<0, 1>(dx_hat, a + matrix * 512 + 2 * i, b, add || k != 0);
+      Wgmma<V, kChannels>::template ss<0, 1>(dx_hat, a + 2 * i, b, add || k != 0);
     }
     wgmma_commit();
   };
@@ -209,46 +220,52 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                            64 * (part ^ half) + 16 * strip;
       const float rstd[2] = {rstds[g], rstds[g + 8]};
       // The parts in order, so that a row's sums do not depend on where in its tile it lies.
-      int of_parts[L::kParts];
+      int of_parts[L::kParts][2];
 #pragma unroll
       for (int k = 0; k < L::kParts; ++k) {
-        of_parts[k] = next_stage();
+        of_parts[k][0] = next_stage();
+        of_parts[k][1] = next_stage();
         inputs(of_parts[k], k, k != 0);
       }
-      const int of_tokens = next_stage(), of_part = part == 0 ? of_parts[0] : of_parts[L::kParts - 1];
+      const int of_x = next_stage(), of_dy = next_stage();
+      const auto of_part = [&](bool mine, int i) { return mine == (part == 0) ? of_parts[0][i] : of_parts[L::kParts - 1][i]; };
       float columns[2][4];
       if constexpr (kGradients) {
-        gradients(of_part, of_tokens, columns);
+        gradients(group == 0 ? of_part(true, 0) : of_part(true, 1), of_x, of_dy, columns);
         wgmma_wait<1>();
       } else {
         wgmma_wait<0>();
       }
       wgmma_settle(dx_hat);
       meet();
-      if constexpr (L::kParts == 2) release(part == 0 ? of_parts[1] : of_parts[0]);
+      if constexpr (L::kParts == 2) {
+        release(of_part(false, 0));
+        release(of_part(false, 1));
+      }
 
       // The backward of the normalisation: first the sums over a row.
-      const std::uint32_t x_at = stage_address(of_tokens) + (kBlocks == 2 ? group * kHalfImage : 0) +
+      const std::uint32_t x_at = stage_address(of_x) + (kBlocks == 2 ? group * kHalfImage : 0) +
                                  (16 * strip + (lane & 15)) * 128;
       const auto at = [&](int i) {  // 16 channels
         const int c = 2 * i + (lane >> 4) + (kBlocks == 2 ? 0 : 4 * group);
         return x_at + ((c ^ (lane & 7)) << 4);
       };
+      const std::uint32_t to_dy = stage_address(of_dy) - stage_address(of_x);
       constexpr int kTiles = kChannels / 16;
-      std::uint32_t x[kTiles][4];
       float mean[2] = {}, mean_x[2] = {};
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        load_tiles(at(i), x[i]);
+        std::uint32_t x[4];
+        load_tiles(at(i), x);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float* d = dx_hat + 8 * i + 4 * (j >> 1) + 2 * (j & 1);
           mean[j & 1] += d[0] + d[1];
-          mean_x[j & 1] = fmaf(d[0], F::low(x[i][j]), fmaf(d[1], F::high(x[i][j]), mean_x[j & 1]));
+          mean_x[j & 1] = fmaf(d[0], F::low(x[j]), fmaf(d[1], F::high(x[j]), mean_x[j & 1]));
         }
       }
       // The other warpgroup has the other channels of the same rows. With two parts one place to exchange them will do: a
-      // tile's stage of tokens lies where one lay that both have released after they had read what was exchanged before.
+      // tile needs stages that both have released after what they read there of the tile before.
       float2* exchange = reinterpret_cast<float2*>(shared + kExchange) + (L::kExchangeTurns == 2 ? half * 128 : 0);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -261,39 +278,43 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         settle_gradients(columns);
       }
       barrier(kExchanged, 256);  // and all products that read x_hat are done
-      release(of_part);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 other = exchange[(1 - group) * 64 + 16 * strip + g + 8 * r];
         mean[r] = (mean[r] + other.x) * (-1.f / S::kDim);
         mean_x[r] = (mean_x[r] + other.y) * (-1.f / S::kDim);
       }
+      release(of_part(true, 0));
+      release(of_part(true, 1));
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        std::uint32_t dy[4] = {0, 0, 0, 0}, out[4];
-        if (p.sample_scale == nullptr) load_tiles(at(i) + kBlocks * kHalfImage, dy);
+        std::uint32_t x[4], dy[4] = {0, 0, 0, 0}, out[4];
+        load_tiles(at(i), x);
+        if (p.sample_scale == nullptr) load_tiles(at(i) + to_dy, dy);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int r = j & 1;
           const float* d = dx_hat + 8 * i + 4 * (j >> 1) + 2 * r;
-          const float low = fmaf(mean_x[r], F::low(x[i][j]), d[0] + mean[r]);
-          const float high = fmaf(mean_x[r], F::high(x[i][j]), d[1] + mean[r]);
+          const float low = fmaf(mean_x[r], F::low(x[j]), d[0] + mean[r]);
+          const float high = fmaf(mean_x[r], F::high(x[j]), d[1] + mean[r]);
           out[j] = F::pair(fmaf(low, rstd[r], F::low(dy[j])), fmaf(high, rstd[r], F::high(dy[j])));
         }
         store_tiles(at(i), out[0], out[1], out[2], out[3]);  // over x_hat, where no one else reads
       }
       wgmma_publish();  // what was written here comes before the copies that will overwrite it
       barrier_pass(kReady, 256 + kStorers);
+      meet();
+      release(of_dy);
 
       if constexpr (kGradients && L::kParts == 2) {  // of the other half of the tile
-        const int rest_part = next_stage(), rest_tokens = next_stage();
+        const int stages[4] = {next_stage(), next_stage(), next_stage(), next_stage()};
         float rest_columns[2][4];
-        gradients(rest_part, rest_tokens, rest_columns);
+        gradients(group == 0 ? stages[0] : stages[1], stages[2], stages[3], rest_columns);
         wgmma_wait<0>();
         settle_gradients(rest_columns);
         meet();
-        release(rest_part);
-        release(rest_tokens);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) release(stages[k]);
       }
     }
   }
