@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(kSumThreads) loss_sums_kernel(LossArguments p)
       shares[1][thread] += shares[1][thread + step];
     }
   }
+  __syncthreads();
   if (thread < 2) p.output.sums[thread] = shares[thread][0];
   if (thread == 2) p.output.sums[2] = static_cast<double>(p.problem.samples);
 }

@@ -63,11 +63,11 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
     const int row = block * kWarps + warp, channel = out_column(row, S::kDim);
     float sum = 0;
 #pragma unroll
-    for (int k = lane; k < S::kInner; k += 32) {
+    for (int k = lane; k < (S::kInner + 63) / 64 * 64; k += 32) {  // the last block to its end: it is copied whole
       const int head = k / S::kHeadDim, c = k % S::kHeadDim;
       const int block = k / 64, byte = k % 64 * 2;
       float permuted = 0, plain = 0;
-      if (c < kTrue) {
+      if (k < S::kInner && c < kTrue) {
         permuted = w.out_weight[channel * S::kDim + head * kTrue + c];
         plain = w.out_weight[row * S::kDim + head * kTrue + c];
         if (!p.explicit_biases) sum += permuted * value_bias[head * kTrue + c];
