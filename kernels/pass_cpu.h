@@ -1,7 +1,8 @@
 // The fused pass of kernels/pass.h on the CPU: any D up to 512 and lines of up to 128 tokens, with all options, in
-// float32 and the 16-bit types (float32 arithmetic). Some lines at a time go through all steps while they are in cache;
-// the backward recomputes everything from x. Tokens need the alignment of one element only. Workspaces may have any
-// alignment, and their sizes grow with executor.threads. The results are the same bits for any number of threads.
+// float32 and the 16-bit types (float32 arithmetic). Some lines at a time go through all steps while they are in
+// cache; the backward recomputes everything from x. Tokens need the alignment of one element only. Workspaces may
+// have any alignment, and their sizes grow with executor.threads. The results are the same bits for any number of
+// threads.
 #pragma once
 
 #include "kernels/pass.h"

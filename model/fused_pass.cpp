@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/pass_cpu.h"
 #include "model/bridge.h"
 #include "model/dropout.h"
 #include "model/launch.h"
@@ -41,9 +42,11 @@ kernels::PassProblem problem_of(at::IntArrayRef sizes, at::ScalarType type, at::
   return problem;
 }
 
-kernels::KernelChoice choice_of(const kernels::PassProblem& problem) {
+kernels::KernelChoice choice_of(const kernels::PassProblem& problem, at::Device device) {
   kernels::KernelChoice choice;
-  if (!kernels::cuda::choose_pass(problem, &choice).ok()) return {};
+  const kernels::Status status =
+      device.is_cuda() ? kernels::cuda::choose_pass(problem, &choice) : kernels::cpu::choose_pass(problem, &choice);
+  if (!status.ok()) return {};
   return choice;
 }
 
@@ -93,7 +96,9 @@ at::Tensor kernel_scale(const PassOptions& options) {  // s_b [B]; undefined: no
   return options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
 }
 
+// Undefined on the CPU, whose kernels pack for themselves.
 at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x) {
+  if (!x.is_cuda()) return {};
   at::Tensor packed = bytes_on(x, kernels::cuda::packed_bytes(problem));
   check_status(kernels::cuda::pack_weights(problem, packed.mutable_data_ptr(), current_stream(x.device())),
                "axial_pass");
@@ -104,10 +109,16 @@ at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x) {
 at::Tensor run_forward(const kernels::PassProblem& problem, const at::Tensor& packed, const at::Tensor& x,
                        Axis axis) {
   at::Tensor y = at::empty_like(x);
-  check_status(kernels::cuda::pass_forward(problem, packed.const_data_ptr(),
-                                           tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), axis),
-                                           current_stream(x.device())),
-               "axial_pass");
+  const auto to = tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), axis);
+  if (x.is_cuda()) {
+    check_status(kernels::cuda::pass_forward(problem, packed.const_data_ptr(), to, current_stream(x.device())),
+                 "axial_pass");
+  } else {
+    const kernels::cpu::Executor pool = executor();
+    const std::size_t bytes = kernels::cpu::pass_forward_workspace(problem, pool);
+    const at::Tensor workspace = bytes_on(x, bytes);
+    check_status(kernels::cpu::pass_forward(problem, to, workspace.mutable_data_ptr(), bytes, pool), "axial_pass");
+  }
   return y;
 }
 
@@ -133,14 +144,21 @@ PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor
     gradients.out_bias = room(kOutBias);
     if (p.bias.defined()) gradients.bias = room(kBias);
   }
-  const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
-  const at::Tensor workspace = bytes_on(x, bytes);
-  check_status(
-      kernels::cuda::pass_backward(problem, packed.const_data_ptr(),
-                                   tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), axis),
-                                   tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), axis), gradients,
-                                   workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
-      "axial_pass backward");
+  const auto from = tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), axis);
+  const auto to = tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), axis);
+  if (x.is_cuda()) {
+    const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
+    const at::Tensor workspace = bytes_on(x, bytes);
+    check_status(kernels::cuda::pass_backward(problem, packed.const_data_ptr(), from, to, gradients,
+                                              workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
+                 "axial_pass backward");
+  } else {
+    const kernels::cpu::Executor pool = executor();
+    const std::size_t bytes = kernels::cpu::pass_backward_workspace(problem, pool);
+    const at::Tensor workspace = bytes_on(x, bytes);
+    check_status(kernels::cpu::pass_backward(problem, from, to, gradients, workspace.mutable_data_ptr(), bytes, pool),
+                 "axial_pass backward");
+  }
   g[kX] = dx;
   for (int input = kX; input < kPassInputs; ++input) {
     if (!wanted[input]) {
@@ -198,14 +216,13 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
 kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis,
                                         std::int64_t dim, std::int64_t heads, at::ScalarType type,
                                         at::Device device) {
-  if (!device.is_cuda()) return {};
   const c10::OptionalDeviceGuard guard(device);
-  return choice_of(problem_of({batch, height, width, dim}, type, device, axis, heads));
+  return choice_of(problem_of({batch, height, width, dim}, type, device, axis, heads), device);
 }
 
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
-  if (!x.is_cuda() || x.numel() == 0) return false;
+  if (x.numel() == 0) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.
@@ -213,7 +230,7 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
   if (parameters.bias.defined()) problem.weights.bias = &kPresent;
   if (options.sample_scale.defined()) problem.sample_scale = &kPresent;
   problem.dropout.p = draws(options.dropout, options.random) ? options.dropout : 0;
-  const kernels::KernelChoice choice = choice_of(problem);
+  const kernels::KernelChoice choice = choice_of(problem, x.device());
   return choice.forward[0] != 0 && (!gradients || choice.backward[0] != 0);
 }
 

@@ -1,5 +1,5 @@
-// What both directions of a fused pass share: tokens of a group to channels-first tiles and back, LayerNorm, weights as
-// the products read them, softmax with one line a lane. Included once per instruction set.
+// What both directions of a fused pass share: tokens of a group to channels-first tiles and back, LayerNorm, weights
+// as the products read them, softmax with one line a lane. Included once per instruction set.
 #include "hwy/highway.h"
 
 #if defined(AXIAL_KERNELS_CPU_PASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -161,13 +161,14 @@ HWY_INLINE hn::Vec<D> channel_sum(D d, std::int64_t dim, const T* x, std::int64_
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void normalise_columns(D d, std::int64_t dim, T eps, T* x, std::int64_t row, T* mean_out, T* rstd_out) {
   const auto inverse = hn::Set(d, T{1} / static_cast<T>(dim));
-  const auto mean = hn::Mul(channel_sum(d, dim, x, row, [](auto sum, auto v, std::int64_t) HWY_ATTR {
-                              return hn::Add(sum, v);
-                            }), inverse);
-  const auto variance = hn::Mul(channel_sum(d, dim, x, row, [mean](auto sum, auto v, std::int64_t) HWY_ATTR {
-                                  const auto centred = hn::Sub(v, mean);
-                                  return hn::MulAdd(centred, centred, sum);
-                                }), inverse);
+  const auto mean = hn::Mul(
+      channel_sum(d, dim, x, row, [](auto sum, auto v, std::int64_t) HWY_ATTR { return hn::Add(sum, v); }), inverse);
+  const auto variance = hn::Mul(channel_sum(d, dim, x, row,
+                                            [mean](auto sum, auto v, std::int64_t) HWY_ATTR {
+                                              const auto centred = hn::Sub(v, mean);
+                                              return hn::MulAdd(centred, centred, sum);
+                                            }),
+                                inverse);
   const auto rstd = hn::Div(hn::Set(d, T{1}), hn::Sqrt(hn::Add(variance, hn::Set(d, eps))));
   for (std::int64_t c = 0; c < dim; ++c, x += row) hn::StoreU(hn::Mul(hn::Sub(hn::LoadU(d, x), mean), rstd), d, x);
   hn::StoreU(mean, d, mean_out);
@@ -221,8 +222,8 @@ HWY_NOINLINE void store_branch(D d, const PassWork<T>& work, const PassGroup& gr
   for (std::int64_t i = 0; i < plan.length; ++i) {
     transpose_tile(rows + i * plan.lanes, static_cast<int>(plan.row), static_cast<int>(plan.dim), plan.lanes, tile,
                    static_cast<int>(plan.width));
-    store_tokens(d, work.problem.dtype, tile, plan.width, group.count, plan.dim, factor, residual.data, from, out.data,
-                 to);
+    store_tokens(d, work.problem.dtype, tile, plan.width, group.count, plan.dim, factor, residual.data, from,
+                 out.data, to);
     for (int lane = 0; lane < plan.lanes; ++lane) {
       from[lane] += residual.token_stride;
       to[lane] += out.token_stride;
@@ -234,7 +235,8 @@ HWY_NOINLINE void store_branch(D d, const PassWork<T>& work, const PassGroup& gr
 template <class T>
 const T* sample_scales(const PassProblem& problem, const PassGroup& group, int lanes, T* scales) {
   if (problem.sample_scale == nullptr) return nullptr;
-  for (int lane = 0; lane < lanes; ++lane) scales[lane] = static_cast<T>(problem.sample_scale[group.places[lane].at[0]]);
+  for (int lane = 0; lane < lanes; ++lane)
+    scales[lane] = static_cast<T>(problem.sample_scale[group.places[lane].at[0]]);
   return scales;
 }
 
@@ -309,8 +311,7 @@ inline DropoutRows dropout_rows(const PassProblem& problem, const PassGroup& gro
   DropoutRows rows;
   for (int lane = 0; lane < kMaxPassLanes; ++lane) {
     const std::uint64_t line = static_cast<std::uint64_t>(problem.dropout.first_line + group.first + lane);
-    const std::uint64_t row =
-        line * static_cast<std::uint64_t>(problem.heads) + static_cast<std::uint64_t>(head);
+    const std::uint64_t row = line * static_cast<std::uint64_t>(problem.heads) + static_cast<std::uint64_t>(head);
     rows.low[lane] = static_cast<std::uint32_t>(row);
     rows.high[lane] = static_cast<std::uint32_t>(row >> 32);
   }

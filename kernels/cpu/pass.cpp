@@ -73,7 +73,7 @@ PassPlan pass_plan(const PassProblem& problem, bool backward, int threads, const
   plan.hat = scratch.take(plan.dim_rows * plan.row);
   plan.qkv = scratch.take(plan.qkv_rows * plan.row);
   plan.p = scratch.take((backward ? length : std::min(length, kPassQueries)) * length * lanes);
-  plan.keep = scratch.take(kPassQueries * length * lanes);
+  plan.keep = scratch.take(length * lanes);
   plan.inverse = scratch.take(kPassQueries * lanes);
   plan.tile = scratch.take(lanes * plan.width);
   if (backward) {
@@ -139,11 +139,10 @@ namespace {
 // What both directions read.
 Status check_inputs(const PassProblem& problem) {
   const PassWeights& w = problem.weights;
-  for (const auto& [what, pointer] : {std::pair("the weight norm_weight", w.norm_weight),
-                                      std::pair("the weight norm_bias", w.norm_bias),
-                                      std::pair("the weight qkv_weight", w.qkv_weight),
-                                      std::pair("the weight out_weight", w.out_weight),
-                                      std::pair("the weight out_bias", w.out_bias)}) {
+  for (const auto& [what, pointer] :
+       {std::pair("the weight norm_weight", w.norm_weight), std::pair("the weight norm_bias", w.norm_bias),
+        std::pair("the weight qkv_weight", w.qkv_weight), std::pair("the weight out_weight", w.out_weight),
+        std::pair("the weight out_bias", w.out_bias)}) {
     if (pointer == nullptr) return null_tensor(what);
   }
   if (problem.dropout.p > 0 && problem.dropout.rng == nullptr) {

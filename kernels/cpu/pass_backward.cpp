@@ -1,7 +1,7 @@
 // Backward of a fused pass on the CPU. A thread owns whole slabs, ranges of groups of lines that sum their weight
 // gradients, and computes everything of a group again from x while it is in cache, channels first, one line a lane:
-//   x_hat, Q, K, V as in the forward;  du = s dy;  dO = W_outᵀ du;  per head P, O, dV, dQ, dK in the places of Q, K, V
-//   dW_out += O duᵀ;  dW_qkv += dQKV x_hatᵀ;  d x_hat = Wᵀ dQKV;  dx = dy + gradient through the normalisation
+//   x_hat, Q, K, V as in the forward;  du = s dy;  dO = W_outᵀ du;  per head P, O, dV, dQ, dK in the places of Q, K,
+//   V dW_out += O duᵀ;  dW_qkv += dQKV x_hatᵀ;  d x_hat = Wᵀ dQKV;  dx = dy + gradient through the normalisation
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,8 +19,8 @@ namespace axial::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One query: exponentials e[j] and dP[j] become P ∘ keep and dS = P ∘ (dP ∘ keep - delta). A null keep is 1. A softmax
-// over one key has dS = 0 exactly: P is 1 and delta is dP.
+// One query: exponentials e[j] and dP[j] become P ∘ keep and dS = P ∘ (dP ∘ keep - delta). A null keep is 1. A
+// softmax over one key has dS = 0 exactly: P is 1 and delta is dP.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void gradient_row(D d, std::int64_t keys, hn::Vec<D> inverse, const T* HWY_RESTRICT keep,
                              T* HWY_RESTRICT p, T* HWY_RESTRICT ds) {
@@ -76,7 +76,8 @@ HWY_NOINLINE void sum_rows(D d, std::int64_t count, std::int64_t length, const T
 
 // One head: its rows of Q, K, V become their gradients, its rows of dO become O.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void attend_backward(D d, const PassWork<T>& work, const PassGroup& group, std::int64_t head, T* d_bias) {
+HWY_NOINLINE void attend_backward(D d, const PassWork<T>& work, const PassGroup& group, std::int64_t head,
+                                  T* d_bias) {
   const PassPlan& plan = work.plan;
   const bool causal = work.problem.causal;
   const std::int64_t lanes = plan.lanes, length = plan.length, row = plan.row, channels = plan.head_dim;
@@ -125,8 +126,8 @@ HWY_NOINLINE void attend_backward(D d, const PassWork<T>& work, const PassGroup&
   for (std::int64_t first = 0; first < length; first += step) {
     const std::int64_t queries = std::min(step, length - first);
     vertical_product(d, channels, queries, causal ? first + queries : length, VectorsAt<const T>{k, lanes, row},
-                     VectorsAt<const T>{ds + first * line, lanes, line}, VectorsAt<T>{own + first * lanes, row, lanes},
-                     scale, 0);
+                     VectorsAt<const T>{ds + first * line, lanes, line},
+                     VectorsAt<T>{own + first * lanes, row, lanes}, scale, 0);
   }
   for (std::int64_t first = 0; first < length; first += step) {
     const std::int64_t keys = std::min(step, length - first), skipped = causal ? first : 0;
@@ -163,16 +164,18 @@ HWY_NOINLINE void normalise_columns_backward(D d, const PassWork<T>& work, T* gr
   for (std::int64_t i = 0; i < plan.length; ++i) {
     T* const g = gradient + i * plan.lanes;
     const T* const hat = work.scratch + plan.hat + i * plan.lanes;
-    const auto mean = hn::Mul(channel_sum(d, plan.dim, g, plan.row, [](auto sum, auto v, std::int64_t) HWY_ATTR {
-                                return hn::Add(sum, v);
-                              }), inverse);
-    const auto along = hn::Mul(channel_sum(d, plan.dim, g, plan.row, [&](auto sum, auto v, std::int64_t c) HWY_ATTR {
-                                 return hn::MulAdd(v, hn::LoadU(d, hat + c * plan.row), sum);
-                               }), inverse);
+    const auto mean = hn::Mul(channel_sum(d, plan.dim, g, plan.row,
+                                          [](auto sum, auto v, std::int64_t) HWY_ATTR { return hn::Add(sum, v); }),
+                              inverse);
+    const auto along = hn::Mul(channel_sum(d, plan.dim, g, plan.row,
+                                           [&](auto sum, auto v, std::int64_t c) HWY_ATTR {
+                                             return hn::MulAdd(v, hn::LoadU(d, hat + c * plan.row), sum);
+                                           }),
+                               inverse);
     const auto rstd = hn::LoadU(d, work.scratch + plan.rstd + i * plan.lanes);
     for (std::int64_t c = 0; c < plan.dim; ++c) {
-      const auto rest = hn::NegMulAdd(hn::LoadU(d, hat + c * plan.row), along,
-                                      hn::Sub(hn::LoadU(d, g + c * plan.row), mean));
+      const auto rest =
+          hn::NegMulAdd(hn::LoadU(d, hat + c * plan.row), along, hn::Sub(hn::LoadU(d, g + c * plan.row), mean));
       hn::StoreU(hn::Mul(rest, rstd), d, g + c * plan.row);
     }
   }
@@ -200,8 +203,8 @@ HWY_NOINLINE void backward_group(D d, const PassWork<T>& work, const ConstTokens
   }
   if (slab != nullptr) {
     const std::int64_t tokens = plan.length * plan.lanes, vectors = plan.width / plan.lanes;
-    product<Start::kSum, false>(d, plan.dim_rows, vectors, tokens, d_o, plan.row, scratch + plan.du_tokens, plan.width,
-                                slab + plan.d_out_weight, plan.width, static_cast<const T*>(nullptr));
+    product<Start::kSum, false>(d, plan.dim_rows, vectors, tokens, d_o, plan.row, scratch + plan.du_tokens,
+                                plan.width, slab + plan.d_out_weight, plan.width, static_cast<const T*>(nullptr));
     product<Start::kSum, false>(d, plan.qkv_rows, vectors, tokens, qkv, plan.row, scratch + plan.hat_tokens,
                                 plan.width, slab + plan.d_qkv_weight, plan.width, static_cast<const T*>(nullptr));
     sum_rows(d, 3 * plan.dim, plan.length, qkv, plan.row, slab + plan.d_qkv_bias);

@@ -1,6 +1,7 @@
 // Forward of a fused pass on the CPU. A thread owns whole groups of lines (pass_work.h) and does all of a group while
 // it is in cache, channels first, one line a lane:
-//   x_hat [D, L];  Q, K, V [3D, L] = W x_hat;  per head O = softmax(Q K) V in the place of Q;  y = x + s (W_out O + b)
+//   x_hat [D, L];  Q, K, V [3D, L] = W x_hat;  per head O = softmax(Q K) V in the place of Q;  y = x + s (W_out O +
+//   b)
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -49,8 +50,8 @@ HWY_NOINLINE void attend(D d, const PassWork<T>& work, const PassGroup& group, s
       }
     }
     vertical_product(d, channels, queries, keys, VectorsAt<const T>{v, lanes, row},
-                     VectorsAt<const T>{p, lanes, length * lanes}, VectorsAt<T>{q + first * lanes, row, lanes}, inverse,
-                     lanes);
+                     VectorsAt<const T>{p, lanes, length * lanes}, VectorsAt<T>{q + first * lanes, row, lanes},
+                     inverse, lanes);
   }
 }
 
@@ -62,11 +63,11 @@ HWY_NOINLINE void forward_group(D d, const PassWork<T>& work, const Tokens& y, s
   T* const qkv = work.scratch + plan.qkv;
   alignas(64) T scales[kMaxPassLanes];
   load_normalised(d, work, group);
-  product<Start::kBias, true>(d, plan.qkv_rows, plan.length, plan.dim, work.common + plan.qkv_weight, 0, hat, plan.row,
-                              qkv, plan.row, work.common + plan.qkv_bias);
+  product<Start::kBias, true>(d, plan.qkv_rows, plan.length, plan.dim, work.common + plan.qkv_weight, 0, hat,
+                              plan.row, qkv, plan.row, work.common + plan.qkv_bias);
   for (std::int64_t head = 0; head < plan.heads; ++head) attend(d, work, group, head);
-  product<Start::kBias, true>(d, plan.dim_rows, plan.length, plan.dim, work.common + plan.out_weight, 0, qkv, plan.row,
-                              hat, plan.row, work.common + plan.out_bias);
+  product<Start::kBias, true>(d, plan.dim_rows, plan.length, plan.dim, work.common + plan.out_weight, 0, qkv,
+                              plan.row, hat, plan.row, work.common + plan.out_bias);
   store_branch(d, work, group, hat, sample_scales(work.problem, group, plan.lanes, scales), work.problem.x, y);
 }
 

@@ -1,11 +1,11 @@
-// How a fused pass on the CPU is cut up, whatever the instruction set: groups of lines, and where everything lies in the
-// workspace.
+// How a fused pass on the CPU is cut up, whatever the instruction set: groups of lines, and where everything lies in
+// the workspace.
 //
 // A group is as many lines as a vector has lanes, one line a lane, so that vectors are full for every line length and
-// head dimension, and attention needs neither transposes nor padding: each of its products multiplies vectors by vectors.
-// Tiles of a group are channels first, [channel, token, lane]: with weights as scalars and tokens as columns the
-// projections are plain matrix products. Sums over tokens (weight gradients) read one operand tokens first, [token,
-// lane, channel].
+// head dimension, and attention needs neither transposes nor padding: each of its products multiplies vectors by
+// vectors. Tiles of a group are channels first, [channel, token, lane]: with weights as scalars and tokens as columns
+// the projections are plain matrix products. Sums over tokens (weight gradients) read one operand tokens first,
+// [token, lane, channel].
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ inline constexpr int kMaxPassLanes = 16;
 inline constexpr std::int64_t kMaxPassDim = 512;
 inline constexpr std::int64_t kMaxPassLines = std::int64_t{1} << 40;
 inline constexpr std::int64_t kPassQueries = 8;  // of a head, whose scores are formed together
-// Ranges of groups that sum weight gradients on their own. Fixed, so that sums do not depend on the number of threads.
+// Ranges of groups that sum weight gradients on their own. Fixed, so that sums do not depend on the number of
+// threads.
 inline constexpr std::int64_t kPassSlabs = 32;
 
 // What an instruction set makes of a type.
@@ -37,10 +38,10 @@ struct PassPlan {
   std::int64_t groups = 0;  // of lines; the last one may have idle lanes
   std::int64_t parts = 0;   // consecutive groups, or slabs, that share a scratch: at most as many as threads
   std::int64_t slabs = 0;   // backward: consecutive groups that share their sums
-  // Between rows of a channels-first tile: `length` vectors, and one more where that is even, so that a column of rows
-  // does not fall into few sets of the cache.
+  // Between rows of a channels-first tile: `length` vectors, and one more where that is even, so that a column of
+  // rows does not fall into few sets of the cache.
   std::int64_t row = 0;
-  std::int64_t width = 0;  // of a row of channels in a tokens-first tile: dim rounded up to a vector
+  std::int64_t width = 0;                   // of a row of channels in a tokens-first tile: dim rounded up to a vector
   std::int64_t dim_rows = 0, qkv_rows = 0;  // dim and 3 dim rounded up to blocks of rows
 
   // Once: weights packed in blocks of `rows` rows, [block, depth, rows], with the norm folded in.
@@ -53,12 +54,12 @@ struct PassPlan {
   std::int64_t common = 0;      // of all
 
   // Once a part.
-  std::int64_t hat = 0;     // [D, row] x_hat; in the forward then the branch's output
-  std::int64_t qkv = 0;     // [3D, row] Q, K, V; O takes the place of Q, in the backward their gradients that of all
-  std::int64_t p = 0;       // [queries, L, lanes] probabilities of a head; queries = kPassQueries, or L in the backward
-  std::int64_t keep = 0;    // [kPassQueries, L, lanes] dropout factors
-  std::int64_t inverse = 0; // [kPassQueries, lanes] 1 / sum of a row of the softmax
-  std::int64_t tile = 0;    // [lanes, width] one token of every line
+  std::int64_t hat = 0;   // [D, row] x_hat; in the forward then the branch's output
+  std::int64_t qkv = 0;   // [3D, row] Q, K, V; O takes the place of Q, in the backward their gradients that of all
+  std::int64_t p = 0;     // [queries, L, lanes] probabilities of a head; queries = kPassQueries, or L in the backward
+  std::int64_t keep = 0;  // [L, lanes] dropout factors of a query
+  std::int64_t inverse = 0;     // [kPassQueries, lanes] 1 / sum of a row of the softmax
+  std::int64_t tile = 0;        // [lanes, width] one token of every line
   std::int64_t ds = 0;          // [L, L, lanes]    backward, as all below
   std::int64_t du = 0;          // [D, row] gradient of the branch, then of x_hat
   std::int64_t d_o = 0;         // [D, row] then O
@@ -108,8 +109,8 @@ bool empty(const PassProblem& problem);  // no token
 
 // The caller's memory may have any alignment.
 inline void* aligned_workspace(void* workspace) {
-  return reinterpret_cast<void*>(round_up(reinterpret_cast<std::uintptr_t>(workspace),
-                                          std::uintptr_t{kWorkspaceAlignment}));
+  return reinterpret_cast<void*>(
+      round_up(reinterpret_cast<std::uintptr_t>(workspace), std::uintptr_t{kWorkspaceAlignment}));
 }
 
 // The checks of both directions, and of what each writes.

@@ -150,10 +150,9 @@ HWY_NOINLINE void vertical_product(D d, std::ptrdiff_t rows, std::ptrdiff_t colu
   const auto across = [&](auto count) HWY_ATTR {
     constexpr int kColumns = decltype(count)::value;
     const auto block = [&](auto high, std::ptrdiff_t m) HWY_ATTR {
-      vertical_block<decltype(high)::value, kColumns>(d, depth, x.data + m * x.outer, x.inner, x.outer,
-                                                      y.data + n * y.outer, y.inner, y.outer,
-                                                      out.data + m * out.inner + n * out.outer, out.inner, out.outer,
-                                                      factor + n * factor_stride, factor_stride);
+      vertical_block<decltype(high)::value, kColumns>(
+          d, depth, x.data + m * x.outer, x.inner, x.outer, y.data + n * y.outer, y.inner, y.outer,
+          out.data + m * out.inner + n * out.outer, out.inner, out.outer, factor + n * factor_stride, factor_stride);
     };
     std::ptrdiff_t m = 0;
     for (; m + kVerticalRows <= rows; m += kVerticalRows) block(std::integral_constant<int, kVerticalRows>(), m);

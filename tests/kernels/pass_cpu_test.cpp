@@ -41,8 +41,7 @@ class CpuPass {
       const std::size_t count = (in.reference.weights.*kPassParameters[i].values).size();
       if (count == 0) continue;
       gradients_[i] = sentinel_buffer(static_cast<std::int64_t>(count) + 2 * kMargin + c.shift, sizeof(float));
-      gradients.*kPassParameters[i].gradient =
-          reinterpret_cast<float*>(gradients_[i]->data()) + kMargin + c.shift;
+      gradients.*kPassParameters[i].gradient = reinterpret_cast<float*>(gradients_[i]->data()) + kMargin + c.shift;
     }
   }
 
