@@ -5,11 +5,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/pass_cpu.h"
 #include "model/bridge.h"
 #include "model/dropout.h"
+#include "model/fused_pass_cpu.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
+#include "model/pass_problem.h"
 
 namespace axial {
 namespace {
@@ -17,36 +18,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Contiguous tokens [B, H, W, D] along an axis.
-template <class Tokens, class Data>
-Tokens tokens_of(Data data, at::IntArrayRef sizes, Axis axis) {
-  const std::int64_t image = sizes[1] * sizes[2] * sizes[3], row = sizes[2] * sizes[3], token = sizes[3];
-  Tokens tokens;
-  tokens.data = data;
-  tokens.outer_stride[0] = image;
-  tokens.outer_stride[1] = axis == Axis::kRow ? row : token;
-  tokens.token_stride = axis == Axis::kRow ? token : row;
-  return tokens;
-}
-
-// Everything but the pointers.
-kernels::PassProblem problem_of(at::IntArrayRef sizes, at::ScalarType type, at::Device device, Axis axis,
-                                std::int64_t heads) {
-  kernels::PassProblem problem;
-  problem.lines = lines_of(sizes[0], sizes[1], sizes[2], axis);
-  problem.dim = sizes[3];
-  problem.heads = heads;
-  problem.dtype = kernel_type(type);
-  problem.math = math_mode(type, device);
-  problem.x = tokens_of<kernels::ConstTokens>(static_cast<const void*>(nullptr), sizes, axis);
-  return problem;
-}
-
 kernels::KernelChoice choice_of(const kernels::PassProblem& problem, at::Device device) {
+  if (device.is_cpu()) return fused_pass_cpu_choice(problem);
   kernels::KernelChoice choice;
-  const kernels::Status status =
-      device.is_cuda() ? kernels::cuda::choose_pass(problem, &choice) : kernels::cpu::choose_pass(problem, &choice);
-  if (!status.ok()) return {};
+  if (!kernels::cuda::choose_pass(problem, &choice).ok()) return {};
   return choice;
 }
 
@@ -96,9 +71,7 @@ at::Tensor kernel_scale(const PassOptions& options) {  // s_b [B]; undefined: no
   return options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
 }
 
-// Undefined on the CPU, whose kernels pack for themselves.
 at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x) {
-  if (!x.is_cuda()) return {};
   at::Tensor packed = bytes_on(x, kernels::cuda::packed_bytes(problem));
   check_status(kernels::cuda::pack_weights(problem, packed.mutable_data_ptr(), current_stream(x.device())),
                "axial_pass");
@@ -109,16 +82,10 @@ at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x) {
 at::Tensor run_forward(const kernels::PassProblem& problem, const at::Tensor& packed, const at::Tensor& x,
                        Axis axis) {
   at::Tensor y = at::empty_like(x);
-  const auto to = tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), axis);
-  if (x.is_cuda()) {
-    check_status(kernels::cuda::pass_forward(problem, packed.const_data_ptr(), to, current_stream(x.device())),
-                 "axial_pass");
-  } else {
-    const kernels::cpu::Executor pool = executor();
-    const std::size_t bytes = kernels::cpu::pass_forward_workspace(problem, pool);
-    const at::Tensor workspace = bytes_on(x, bytes);
-    check_status(kernels::cpu::pass_forward(problem, to, workspace.mutable_data_ptr(), bytes, pool), "axial_pass");
-  }
+  check_status(kernels::cuda::pass_forward(problem, packed.const_data_ptr(),
+                                           tokens_of<kernels::Tokens>(y.mutable_data_ptr(), x.sizes(), axis),
+                                           current_stream(x.device())),
+               "axial_pass");
   return y;
 }
 
@@ -144,21 +111,14 @@ PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor
     gradients.out_bias = room(kOutBias);
     if (p.bias.defined()) gradients.bias = room(kBias);
   }
-  const auto from = tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), axis);
-  const auto to = tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), axis);
-  if (x.is_cuda()) {
-    const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
-    const at::Tensor workspace = bytes_on(x, bytes);
-    check_status(kernels::cuda::pass_backward(problem, packed.const_data_ptr(), from, to, gradients,
-                                              workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
-                 "axial_pass backward");
-  } else {
-    const kernels::cpu::Executor pool = executor();
-    const std::size_t bytes = kernels::cpu::pass_backward_workspace(problem, pool);
-    const at::Tensor workspace = bytes_on(x, bytes);
-    check_status(kernels::cpu::pass_backward(problem, from, to, gradients, workspace.mutable_data_ptr(), bytes, pool),
-                 "axial_pass backward");
-  }
+  const std::size_t bytes = kernels::cuda::pass_backward_workspace(problem);
+  const at::Tensor workspace = bytes_on(x, bytes);
+  check_status(
+      kernels::cuda::pass_backward(problem, packed.const_data_ptr(),
+                                   tokens_of<kernels::ConstTokens>(dy.const_data_ptr(), x.sizes(), axis),
+                                   tokens_of<kernels::Tokens>(dx.mutable_data_ptr(), x.sizes(), axis), gradients,
+                                   workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
+      "axial_pass backward");
   g[kX] = dx;
   for (int input = kX; input < kPassInputs; ++input) {
     if (!wanted[input]) {
@@ -179,11 +139,16 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
     const PassParameters p{norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias.value_or(at::Tensor())};
-    const Weights weights(p);
-    const at::Tensor sample_scale = kernel_scale(options);
-    const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
-    const at::Tensor packed = pack(problem, x);
-    const at::Tensor y = run_forward(problem, packed, x, options.axis);
+    at::Tensor y, packed, sample_scale = options.sample_scale;
+    if (x.is_cpu()) {
+      y = fused_pass_cpu_forward(x, p, options);
+    } else {
+      const Weights weights(p);
+      sample_scale = kernel_scale(options);
+      const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
+      packed = pack(problem, x);
+      y = run_forward(problem, packed, x, options.axis);
+    }
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng,
                               sample_scale, p.bias});
@@ -199,12 +164,18 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const at::Tensor &x = saved[0], &packed = saved[6];
     const c10::OptionalDeviceGuard guard(x.device());
     PassOptions options = saved_options(ctx, saved[7]);
+    options.sample_scale = saved[8];
     const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[9]};
-    const Weights weights(p);
     PassWanted wanted{};
     for (int i = kX; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
-    const PassGradients gradients =
-        run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
+    PassGradients gradients;
+    if (x.is_cpu()) {
+      gradients = fused_pass_cpu_backward(incoming[0], x, p, options, wanted);
+    } else {
+      const Weights weights(p);
+      gradients =
+          run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
+    }
     variable_list g(gradients.begin(), gradients.end());
     g.resize(9);  // one for each argument of forward
     return differentiable_once(std::move(g), "axial_pass", create_graph);
@@ -242,6 +213,7 @@ at::Tensor fused_pass(const at::Tensor& x, const PassParameters& p, const PassOp
 
 at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options) {
   const at::Tensor x = aligned_contiguous(x_any);
+  if (x.is_cpu()) return fused_pass_cpu_forward(x, p, options);
   const Weights weights(p);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
@@ -251,6 +223,7 @@ at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, 
 PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x_any, const PassParameters& p,
                                   const PassOptions& options, const PassWanted& wanted) {
   const at::Tensor x = aligned_contiguous(x_any);
+  if (x.is_cpu()) return fused_pass_cpu_backward(dy, x, p, options, wanted);
   const Weights weights(p);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);

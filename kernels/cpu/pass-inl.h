@@ -34,6 +34,7 @@ PassTarget pass_target_of(D d) {
 template <class T>
 struct PassWork {
   const PassProblem& problem;
+  const PassWeightsOf<T>& weights;
   const PassPlan& plan;
   const DropoutState& dropout;
   T* common;
@@ -54,31 +55,29 @@ void pack_rows(T* to, std::int64_t rows, std::int64_t depth, const At& at) {
 
 // The gamma of the norm goes into the QKV weights, its beta into their bias.
 template <class T>
-void pack_pass(const PassProblem& problem, const PassPlan& plan, T* common) {
-  const PassWeights& w = problem.weights;
+void pack_pass(const PassWeightsOf<T>& w, const PassPlan& plan, T* common) {
   const std::int64_t dim = plan.dim;
-  pack_rows(common + plan.qkv_weight, 3 * dim, dim, [&](std::int64_t o, std::int64_t c) {
-    return static_cast<T>(w.qkv_weight[o * dim + c]) * static_cast<T>(w.norm_weight[c]);
-  });
+  pack_rows(common + plan.qkv_weight, 3 * dim, dim,
+            [&](std::int64_t o, std::int64_t c) { return w.qkv_weight[o * dim + c] * w.norm_weight[c]; });
   pack_rows(common + plan.out_weight, dim, dim,
-            [&](std::int64_t o, std::int64_t c) { return static_cast<T>(w.out_weight[o * dim + c]); });
+            [&](std::int64_t o, std::int64_t c) { return w.out_weight[o * dim + c]; });
   for (std::int64_t o = 0; o < plan.qkv_rows; ++o) {
     double sum = 0;
     if (o < 3 * dim) {
-      for (std::int64_t c = 0; c < dim; ++c) sum += static_cast<double>(w.qkv_weight[o * dim + c]) * w.norm_bias[c];
-      if (w.qkv_bias != nullptr) sum += w.qkv_bias[o];
+      for (std::int64_t c = 0; c < dim; ++c)
+        sum += static_cast<double>(w.qkv_weight[o * dim + c]) * static_cast<double>(w.norm_bias[c]);
+      if (w.qkv_bias != nullptr) sum += static_cast<double>(w.qkv_bias[o]);
     }
     common[plan.qkv_bias + o] = static_cast<T>(sum);
   }
   for (std::int64_t o = 0; o < plan.dim_rows; ++o) {
-    common[plan.out_bias + o] = o < dim ? static_cast<T>(w.out_bias[o]) : T{0};
+    common[plan.out_bias + o] = o < dim ? w.out_bias[o] : T{0};
   }
   if (!plan.backward) return;
-  pack_rows(common + plan.qkv_turned, dim, 3 * dim, [&](std::int64_t c, std::int64_t o) {
-    return static_cast<T>(w.qkv_weight[o * dim + c]) * static_cast<T>(w.norm_weight[c]);
-  });
+  pack_rows(common + plan.qkv_turned, dim, 3 * dim,
+            [&](std::int64_t c, std::int64_t o) { return w.qkv_weight[o * dim + c] * w.norm_weight[c]; });
   pack_rows(common + plan.out_turned, dim, dim,
-            [&](std::int64_t c, std::int64_t o) { return static_cast<T>(w.out_weight[o * dim + c]); });
+            [&](std::int64_t c, std::int64_t o) { return w.out_weight[o * dim + c]; });
 }
 
 // ---- tokens ----
@@ -233,10 +232,11 @@ HWY_NOINLINE void store_branch(D d, const PassWork<T>& work, const PassGroup& gr
 
 // s_b of every lane; null where there is none.
 template <class T>
-const T* sample_scales(const PassProblem& problem, const PassGroup& group, int lanes, T* scales) {
-  if (problem.sample_scale == nullptr) return nullptr;
-  for (int lane = 0; lane < lanes; ++lane)
-    scales[lane] = static_cast<T>(problem.sample_scale[group.places[lane].at[0]]);
+const T* sample_scales(const PassWork<T>& work, const PassGroup& group, T* scales) {
+  if (work.weights.sample_scale == nullptr) return nullptr;
+  for (int lane = 0; lane < work.plan.lanes; ++lane) {
+    scales[lane] = work.weights.sample_scale[group.places[lane].at[0]];
+  }
   return scales;
 }
 
@@ -245,17 +245,18 @@ const T* sample_scales(const PassProblem& problem, const PassGroup& group, int l
 // How raw scores of a head become exponents of two; see Exponent.
 template <class T>
 struct PassScores {
-  const float* bias = nullptr;  // of key j and query i at [i - j + L - 1]
-  T prescale = 1;               // with a bias: t = raw * prescale + bias, else t = raw
-  T factor = 1;                 // the exponent is t * factor
+  const T* bias = nullptr;  // of key j and query i at [i - j + L - 1]
+  T prescale = 1;           // with a bias: t = raw * prescale + bias, else t = raw
+  T factor = 1;             // the exponent is t * factor
 };
 
 template <class T>
-PassScores<T> pass_scores(const PassProblem& problem, const PassPlan& plan, std::int64_t head) {
+PassScores<T> pass_scores(const PassWork<T>& work, std::int64_t head) {
   constexpr double kLog2E = 1.44269504088896340736;
-  const double scale = 1 / std::sqrt(static_cast<double>(plan.head_dim));
-  if (problem.weights.bias == nullptr) return {nullptr, T{1}, static_cast<T>(scale * kLog2E)};
-  return {problem.weights.bias + head * (2 * plan.length - 1), static_cast<T>(scale), static_cast<T>(kLog2E)};
+  const T* const bias = work.weights.bias;
+  const double scale = 1 / std::sqrt(static_cast<double>(work.plan.head_dim));
+  if (bias == nullptr) return {nullptr, T{1}, static_cast<T>(scale * kLog2E)};
+  return {bias + head * (2 * work.plan.length - 1), static_cast<T>(scale), static_cast<T>(kLog2E)};
 }
 
 // Raw scores of query i, p[j, lane] for j < visible, become 2^(score - maximum), and 0 up to `keys`. Returns 1 / sum.
@@ -266,10 +267,10 @@ HWY_INLINE hn::Vec<D> softmax_row(D d, const PassScores<T>& scores, std::int64_t
   const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
   if (scores.bias != nullptr) {
     const auto prescale = hn::Set(d, scores.prescale);
-    const float* bias = scores.bias + i + length - 1;
+    const T* bias = scores.bias + i + length - 1;
     for (std::int64_t j = 0; j < visible; ++j) {
       T* at = p + j * lanes;
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, at), prescale, hn::Set(d, static_cast<T>(bias[-j]))), d, at);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, at), prescale, hn::Set(d, bias[-j])), d, at);
     }
   }
   auto max0 = lowest, max1 = lowest;

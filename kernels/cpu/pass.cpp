@@ -93,7 +93,7 @@ PassPlan pass_plan(const PassProblem& problem, bool backward, int threads, const
     plan.d_out_weight = slab.take(plan.dim_rows * plan.width);
     plan.d_qkv_bias = slab.take(3 * dim * lanes);
     plan.d_out_bias = slab.take(dim * lanes);
-    if (problem.weights.bias != nullptr) plan.d_bias = slab.take(problem.heads * (2 * length - 1) * lanes);
+    plan.d_bias = slab.take(problem.heads * (2 * length - 1) * lanes);
   }
   plan.slab = slab.size();
   const std::int64_t elements = plan.common + plan.parts * plan.scratch + plan.slabs * plan.slab;
@@ -124,7 +124,6 @@ Status check_pass(const PassProblem& problem) {
   if (!(problem.dropout.p >= 0 && problem.dropout.p < 1)) {
     return failure(Code::kInvalid, "fused pass: dropout p is %g; it lies in [0, 1)", problem.dropout.p);
   }
-  if (problem.dtype == DType::kFloat64) return unsupported(problem, "no kernel in this type");
   if (problem.heads < 1 || problem.dim < 1 || problem.dim % problem.heads != 0) {
     return unsupported(problem, "the heads must divide D");
   }
@@ -137,8 +136,12 @@ Status check_pass(const PassProblem& problem) {
 namespace {
 
 // What both directions read.
-Status check_inputs(const PassProblem& problem) {
-  const PassWeights& w = problem.weights;
+template <class T>
+Status check_inputs(const PassProblem& problem, const PassWeightsOf<T>& w) {
+  if ((problem.dtype == DType::kFloat64) != (sizeof(T) == 8)) {
+    return failure(Code::kInvalid, "fused pass: %zu-byte weights beside %s tokens", sizeof(T), name(problem.dtype));
+  }
+  if (empty(problem)) return {};
   for (const auto& [what, pointer] :
        {std::pair("the weight norm_weight", w.norm_weight), std::pair("the weight norm_bias", w.norm_bias),
         std::pair("the weight qkv_weight", w.qkv_weight), std::pair("the weight out_weight", w.out_weight),
@@ -153,24 +156,28 @@ Status check_inputs(const PassProblem& problem) {
 
 }  // namespace
 
-Status check_pass(const PassProblem& problem, const Tokens& y) {
-  if (empty(problem)) return {};
-  const Status status = check_inputs(problem);
-  return status.ok() && y.data == nullptr ? null_tensor("y") : status;
+template <class T>
+Status check_forward(const PassProblem& problem, const PassWeightsOf<T>& weights, const Tokens& y) {
+  Status status = check_pass(problem);
+  if (status.ok()) status = check_inputs(problem, weights);
+  return status.ok() && !empty(problem) && y.data == nullptr ? null_tensor("y") : status;
 }
 
 // Gradients of the weights come all or not at all; those of biases that the problem lacks are never written.
-Status check_pass(const PassProblem& problem, const ConstTokens& dy, const Tokens& dx, const PassGradients& g,
-                  bool* wanted) {
-  const std::pair<const char*, const float*> all[] = {{"norm_weight", g.norm_weight},
-                                                      {"norm_bias", g.norm_bias},
-                                                      {"qkv_weight", g.qkv_weight},
-                                                      {"out_weight", g.out_weight},
-                                                      {"out_bias", g.out_bias},
-                                                      {"qkv_bias", g.qkv_bias},
-                                                      {"bias", g.bias}};
-  const bool expected[] = {
-      true, true, true, true, true, problem.weights.qkv_bias != nullptr, problem.weights.bias != nullptr};
+template <class T>
+Status check_backward(const PassProblem& problem, const PassWeightsOf<T>& weights, const ConstTokens& dy,
+                      const Tokens& dx, const PassGradientsOf<T>& g, bool* wanted) {
+  Status status = check_pass(problem);
+  if (status.ok()) status = check_inputs(problem, weights);
+  if (!status.ok()) return status;
+  const std::pair<const char*, const T*> all[] = {{"norm_weight", g.norm_weight},
+                                                  {"norm_bias", g.norm_bias},
+                                                  {"qkv_weight", g.qkv_weight},
+                                                  {"out_weight", g.out_weight},
+                                                  {"out_bias", g.out_bias},
+                                                  {"qkv_bias", g.qkv_bias},
+                                                  {"bias", g.bias}};
+  const bool expected[] = {true, true, true, true, true, weights.qkv_bias != nullptr, weights.bias != nullptr};
   *wanted = std::any_of(all, all + 7, [](const auto& one) { return one.second != nullptr; });
   for (std::size_t i = 0; *wanted && i < 7; ++i) {
     if (expected[i] && all[i].second == nullptr) {
@@ -179,9 +186,15 @@ Status check_pass(const PassProblem& problem, const ConstTokens& dy, const Token
     }
   }
   if (empty(problem)) return {};
-  if (Status status = check_inputs(problem); !status.ok()) return status;
   if (dy.data == nullptr) return null_tensor("dy");
   return dx.data == nullptr ? null_tensor("dx") : Status{};
 }
+
+template Status check_forward(const PassProblem&, const PassWeightsOf<float>&, const Tokens&);
+template Status check_forward(const PassProblem&, const PassWeightsOf<double>&, const Tokens&);
+template Status check_backward(const PassProblem&, const PassWeightsOf<float>&, const ConstTokens&, const Tokens&,
+                               const PassGradientsOf<float>&, bool*);
+template Status check_backward(const PassProblem&, const PassWeightsOf<double>&, const ConstTokens&, const Tokens&,
+                               const PassGradientsOf<double>&, bool*);
 
 }  // namespace axial::kernels::cpu

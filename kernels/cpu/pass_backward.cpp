@@ -90,7 +90,7 @@ HWY_NOINLINE void attend_backward(D d, const PassWork<T>& work, const PassGroup&
   T* const p = work.scratch + plan.p;
   T* const ds = work.scratch + plan.ds;
   T* const keep = work.dropout.on ? work.scratch + plan.keep : nullptr;
-  const PassScores<T> scores = pass_scores<T>(work.problem, plan, head);
+  const PassScores<T> scores = pass_scores(work, head);
   const DropoutRows rows = dropout_rows(work.problem, group, head);
   alignas(64) T one[kMaxPassLanes], scale[kMaxPassLanes];
   hn::StoreU(hn::Set(d, T{1}), d, one);
@@ -145,7 +145,7 @@ HWY_NOINLINE void load_gradient(D d, const PassWork<T>& work, const PassGroup& g
   std::int64_t offsets[kMaxPassLanes];
   lane_offsets(group, dy, plan.lanes, offsets);
   alignas(64) T scales[kMaxPassLanes];
-  const T* factor = sample_scales(work.problem, group, plan.lanes, scales);
+  const T* factor = sample_scales(work, group, scales);
   for (std::int64_t i = 0; i < plan.length; ++i) {
     T* const tile = work.scratch + plan.du_tokens + i * plan.lanes * plan.width;
     load_tokens(d, work.problem.dtype, dy.data, offsets, token_offset(dy, i), dy.token_stride, plan.dim, factor, tile,
@@ -196,7 +196,7 @@ HWY_NOINLINE void backward_group(D d, const PassWork<T>& work, const ConstTokens
   load_gradient(d, work, group, dy);
   product<Start::kZero, true>(d, plan.dim_rows, plan.length, plan.dim, work.common + plan.out_turned, 0, du, plan.row,
                               d_o, plan.row, static_cast<const T*>(nullptr));
-  const bool bias = slab != nullptr && work.problem.weights.bias != nullptr;
+  const bool bias = slab != nullptr && work.weights.bias != nullptr;
   for (std::int64_t head = 0; head < plan.heads; ++head) {
     T* const d_bias = bias ? slab + plan.d_bias + head * (2 * plan.length - 1) * plan.lanes : nullptr;
     attend_backward(d, work, group, head, d_bias);
@@ -235,55 +235,55 @@ void sum_slabs(const PassPlan& plan, T* slabs, const Executor& executor) {
 }
 
 template <class T>
-double sum_lanes(const T* from, int lanes) {
+T sum_lanes(const T* from, int lanes) {
   double sum = 0;
   for (int lane = 0; lane < lanes; ++lane) sum += static_cast<double>(from[lane]);
-  return sum;
+  return static_cast<T>(sum);
 }
 
 // Gradients from a slab's sums. The norm was folded into the weights: W' = W diag(gamma), b' = W beta + b.
 template <class T>
-void finish_gradients(const PassProblem& problem, const PassPlan& plan, const T* slab, const PassGradients& g) {
-  const PassWeights& w = problem.weights;
+void finish_gradients(const PassWeightsOf<T>& w, const PassPlan& plan, const T* slab, const PassGradientsOf<T>& g) {
   const std::int64_t dim = plan.dim;
-  std::fill(g.norm_weight, g.norm_weight + dim, 0.0f);
-  std::fill(g.norm_bias, g.norm_bias + dim, 0.0f);
+  std::fill(g.norm_weight, g.norm_weight + dim, T{0});
+  std::fill(g.norm_bias, g.norm_bias + dim, T{0});
   for (std::int64_t o = 0; o < 3 * dim; ++o) {
     const T* from = slab + plan.d_qkv_weight + o * plan.width;
-    const float* weight = w.qkv_weight + o * dim;
-    float* to = g.qkv_weight + o * dim;
-    const float d_bias = static_cast<float>(sum_lanes(slab + plan.d_qkv_bias + o * plan.lanes, plan.lanes));
+    const T* weight = w.qkv_weight + o * dim;
+    T* to = g.qkv_weight + o * dim;
+    const T d_bias = sum_lanes(slab + plan.d_qkv_bias + o * plan.lanes, plan.lanes);
     for (std::int64_t c = 0; c < dim; ++c) {
-      to[c] = static_cast<float>(from[c]) * w.norm_weight[c] + d_bias * w.norm_bias[c];
-      g.norm_weight[c] += static_cast<float>(from[c]) * weight[c];
+      to[c] = from[c] * w.norm_weight[c] + d_bias * w.norm_bias[c];
+      g.norm_weight[c] += from[c] * weight[c];
       g.norm_bias[c] += d_bias * weight[c];
     }
-    if (g.qkv_bias != nullptr) g.qkv_bias[o] = d_bias;
+    if (w.qkv_bias != nullptr) g.qkv_bias[o] = d_bias;
   }
   for (std::int64_t o = 0; o < dim; ++o) {
     const T* from = slab + plan.d_out_weight + o;
-    for (std::int64_t c = 0; c < dim; ++c) g.out_weight[o * dim + c] = static_cast<float>(from[c * plan.width]);
-    g.out_bias[o] = static_cast<float>(sum_lanes(slab + plan.d_out_bias + o * plan.lanes, plan.lanes));
+    for (std::int64_t c = 0; c < dim; ++c) g.out_weight[o * dim + c] = from[c * plan.width];
+    g.out_bias[o] = sum_lanes(slab + plan.d_out_bias + o * plan.lanes, plan.lanes);
   }
   if (w.bias == nullptr) return;
   for (std::int64_t at = 0; at < plan.heads * (2 * plan.length - 1); ++at) {
-    g.bias[at] = static_cast<float>(sum_lanes(slab + plan.d_bias + at * plan.lanes, plan.lanes));
+    g.bias[at] = sum_lanes(slab + plan.d_bias + at * plan.lanes, plan.lanes);
   }
 }
 
+// Null gradients are not wanted.
 template <class D, class T = hn::TFromD<D>>
-Status backward_with(D d, const PassProblem& problem, const ConstTokens& dy, const Tokens& dx,
-                     const PassGradients* gradients, void* workspace, std::size_t workspace_bytes,
-                     const Executor& executor) {
+Status backward_with(D d, const PassProblem& problem, const PassWeightsOf<T>& weights, const ConstTokens& dy,
+                     const Tokens& dx, const PassGradientsOf<T>* gradients, void* workspace,
+                     std::size_t workspace_bytes, const Executor& executor) {
   const PassPlan plan = pass_plan(problem, true, executor.threads, pass_target_of(d));
   if (Status status = validate_workspace(workspace, workspace_bytes, plan.total_bytes); !status.ok()) return status;
   T* const common = static_cast<T*>(aligned_workspace(workspace));
   T* const slabs = common + plan.common + plan.parts * plan.scratch;
-  pack_pass(problem, plan, common);
+  pack_pass(weights, plan, common);
   const DropoutState dropout = dropout_state(problem.dropout);
   execute(executor, plan.parts, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t part = begin; part < end; ++part) {
-      const PassWork<T> work{problem, plan, dropout, common, common + plan.common + part * plan.scratch};
+      const PassWork<T> work{problem, weights, plan, dropout, common, common + plan.common + part * plan.scratch};
       const std::int64_t last_slab = spread(plan.slabs, plan.parts, part + 1);
       for (std::int64_t index = spread(plan.slabs, plan.parts, part); index < last_slab; ++index) {
         T* const slab = gradients == nullptr ? nullptr : slabs + index * plan.slab;
@@ -297,14 +297,22 @@ Status backward_with(D d, const PassProblem& problem, const ConstTokens& dy, con
   });
   if (gradients == nullptr) return {};
   sum_slabs(plan, slabs, executor);
-  finish_gradients(problem, plan, slabs, *gradients);
+  finish_gradients(weights, plan, slabs, *gradients);
   return {};
 }
 
-Status backward_pass(const PassProblem& problem, const ConstTokens& dy, const Tokens& dx,
-                     const PassGradients* gradients, void* workspace, std::size_t workspace_bytes,
-                     const Executor& executor) {
-  return backward_with(hn::CappedTag<float, 16>(), problem, dy, dx, gradients, workspace, workspace_bytes, executor);
+Status backward_floats(const PassProblem& problem, const PassWeightsOf<float>& weights, const ConstTokens& dy,
+                       const Tokens& dx, const PassGradientsOf<float>* gradients, void* workspace,
+                       std::size_t workspace_bytes, const Executor& executor) {
+  return backward_with(hn::CappedTag<float, 16>(), problem, weights, dy, dx, gradients, workspace, workspace_bytes,
+                       executor);
+}
+
+Status backward_doubles(const PassProblem& problem, const PassWeightsOf<double>& weights, const ConstTokens& dy,
+                        const Tokens& dx, const PassGradientsOf<double>* gradients, void* workspace,
+                        std::size_t workspace_bytes, const Executor& executor) {
+  return backward_with(hn::CappedTag<double, 8>(), problem, weights, dy, dx, gradients, workspace, workspace_bytes,
+                       executor);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -315,23 +323,36 @@ HWY_AFTER_NAMESPACE();
 
 namespace axial::kernels::cpu {
 
-HWY_EXPORT(backward_pass);
+HWY_EXPORT(backward_floats);
+HWY_EXPORT(backward_doubles);
 
 namespace {
 
 // No token: every gradient of a weight is zero.
-void clear_gradients(const PassProblem& problem, const PassGradients& g) {
+template <class T>
+void clear_gradients(const PassProblem& problem, const PassWeightsOf<T>& w, const PassGradientsOf<T>& g) {
   const std::int64_t dim = problem.dim;
-  const auto clear = [](float* to, std::int64_t count) {
-    if (to != nullptr && count > 0) std::fill(to, to + count, 0.0f);
+  const auto clear = [](T* to, std::int64_t count) {
+    if (count > 0) std::fill(to, to + count, T{0});
   };
   clear(g.norm_weight, dim);
   clear(g.norm_bias, dim);
   clear(g.qkv_weight, 3 * dim * dim);
-  clear(g.qkv_bias, problem.weights.qkv_bias == nullptr ? 0 : 3 * dim);
+  clear(g.qkv_bias, w.qkv_bias == nullptr ? 0 : 3 * dim);
   clear(g.out_weight, dim * dim);
   clear(g.out_bias, dim);
-  clear(g.bias, problem.weights.bias == nullptr ? 0 : problem.heads * (2 * problem.lines.length - 1));
+  clear(g.bias, w.bias == nullptr ? 0 : problem.heads * (2 * problem.lines.length - 1));
+}
+
+template <class T, class Run>
+Status run_backward(const PassProblem& problem, const PassWeightsOf<T>& weights, const ConstTokens& dy,
+                    const Tokens& dx, const PassGradientsOf<T>& gradients, const Run& run) {
+  bool wanted = false;
+  const Status status = check_backward(problem, weights, dy, dx, gradients, &wanted);
+  if (!status.ok()) return status;
+  if (!empty(problem)) return run(wanted ? &gradients : nullptr);
+  if (wanted) clear_gradients(problem, weights, gradients);
+  return {};
 }
 
 }  // namespace
@@ -341,19 +362,24 @@ std::size_t pass_backward_workspace(const PassProblem& problem, const Executor& 
   return pass_plan(problem, true, executor.threads, current_pass_target(problem.dtype)).total_bytes;
 }
 
-Status pass_backward(const PassProblem& problem, const ConstTokens& dy, const Tokens& dx,
-                     const PassGradients& gradients, void* workspace, std::size_t workspace_bytes,
-                     const Executor& executor) {
-  bool wanted = false;
-  Status status = check_pass(problem);
-  if (status.ok()) status = check_pass(problem, dy, dx, gradients, &wanted);
-  if (!status.ok()) return status;
-  if (empty(problem)) {
-    if (wanted) clear_gradients(problem, gradients);
-    return {};
-  }
-  return HWY_DYNAMIC_DISPATCH(backward_pass)(problem, dy, dx, wanted ? &gradients : nullptr, workspace,
-                                             workspace_bytes, executor);
+Status pass_backward(const PassProblem& problem, const ConstTokens& dy, const Tokens& dx, const PassGradients& g,
+                     void* workspace, std::size_t workspace_bytes, const Executor& executor) {
+  const PassWeightsOf<float> weights = weights_of(problem);
+  const PassGradientsOf<float> gradients = {g.norm_weight, g.norm_bias, g.qkv_weight, g.qkv_bias,
+                                            g.out_weight,  g.out_bias,  g.bias};
+  return run_backward(problem, weights, dy, dx, gradients, [&](const PassGradientsOf<float>* wanted) {
+    return HWY_DYNAMIC_DISPATCH(backward_floats)(problem, weights, dy, dx, wanted, workspace, workspace_bytes,
+                                                 executor);
+  });
+}
+
+Status pass_backward(const PassProblem& problem, const PassWeightsOf<double>& weights, const ConstTokens& dy,
+                     const Tokens& dx, const PassGradientsOf<double>& gradients, void* workspace,
+                     std::size_t workspace_bytes, const Executor& executor) {
+  return run_backward(problem, weights, dy, dx, gradients, [&](const PassGradientsOf<double>* wanted) {
+    return HWY_DYNAMIC_DISPATCH(backward_doubles)(problem, weights, dy, dx, wanted, workspace, workspace_bytes,
+                                                  executor);
+  });
 }
 
 }  // namespace axial::kernels::cpu

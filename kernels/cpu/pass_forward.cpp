@@ -30,7 +30,7 @@ HWY_NOINLINE void attend(D d, const PassWork<T>& work, const PassGroup& group, s
   T* const p = work.scratch + plan.p;
   T* const keep = work.scratch + plan.keep;
   T* const inverse = work.scratch + plan.inverse;
-  const PassScores<T> scores = pass_scores<T>(work.problem, plan, head);
+  const PassScores<T> scores = pass_scores(work, head);
   const DropoutRows rows = dropout_rows(work.problem, group, head);
   alignas(64) T one[kMaxPassLanes];
   hn::StoreU(hn::Set(d, T{1}), d, one);
@@ -68,20 +68,20 @@ HWY_NOINLINE void forward_group(D d, const PassWork<T>& work, const Tokens& y, s
   for (std::int64_t head = 0; head < plan.heads; ++head) attend(d, work, group, head);
   product<Start::kBias, true>(d, plan.dim_rows, plan.length, plan.dim, work.common + plan.out_weight, 0, qkv,
                               plan.row, hat, plan.row, work.common + plan.out_bias);
-  store_branch(d, work, group, hat, sample_scales(work.problem, group, plan.lanes, scales), work.problem.x, y);
+  store_branch(d, work, group, hat, sample_scales(work, group, scales), work.problem.x, y);
 }
 
 template <class D, class T = hn::TFromD<D>>
-Status forward_with(D d, const PassProblem& problem, const Tokens& y, void* workspace, std::size_t workspace_bytes,
-                    const Executor& executor) {
+Status forward_with(D d, const PassProblem& problem, const PassWeightsOf<T>& weights, const Tokens& y,
+                    void* workspace, std::size_t workspace_bytes, const Executor& executor) {
   const PassPlan plan = pass_plan(problem, false, executor.threads, pass_target_of(d));
   if (Status status = validate_workspace(workspace, workspace_bytes, plan.total_bytes); !status.ok()) return status;
   T* const common = static_cast<T*>(aligned_workspace(workspace));
-  pack_pass(problem, plan, common);
+  pack_pass(weights, plan, common);
   const DropoutState dropout = dropout_state(problem.dropout);
   execute(executor, plan.parts, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t part = begin; part < end; ++part) {
-      const PassWork<T> work{problem, plan, dropout, common, common + plan.common + part * plan.scratch};
+      const PassWork<T> work{problem, weights, plan, dropout, common, common + plan.common + part * plan.scratch};
       const std::int64_t last = spread(plan.groups, plan.parts, part + 1);
       for (std::int64_t group = spread(plan.groups, plan.parts, part); group < last; ++group) {
         forward_group(d, work, y, group);
@@ -91,9 +91,14 @@ Status forward_with(D d, const PassProblem& problem, const Tokens& y, void* work
   return {};
 }
 
-Status forward_pass(const PassProblem& problem, const Tokens& y, void* workspace, std::size_t workspace_bytes,
-                    const Executor& executor) {
-  return forward_with(hn::CappedTag<float, 16>(), problem, y, workspace, workspace_bytes, executor);
+Status forward_floats(const PassProblem& problem, const PassWeightsOf<float>& weights, const Tokens& y,
+                      void* workspace, std::size_t workspace_bytes, const Executor& executor) {
+  return forward_with(hn::CappedTag<float, 16>(), problem, weights, y, workspace, workspace_bytes, executor);
+}
+
+Status forward_doubles(const PassProblem& problem, const PassWeightsOf<double>& weights, const Tokens& y,
+                       void* workspace, std::size_t workspace_bytes, const Executor& executor) {
+  return forward_with(hn::CappedTag<double, 8>(), problem, weights, y, workspace, workspace_bytes, executor);
 }
 
 PassTarget pass_target(DType dtype) {
@@ -112,7 +117,8 @@ HWY_AFTER_NAMESPACE();
 
 namespace axial::kernels::cpu {
 
-HWY_EXPORT(forward_pass);
+HWY_EXPORT(forward_floats);
+HWY_EXPORT(forward_doubles);
 HWY_EXPORT(pass_target);
 HWY_EXPORT(pass_target_name);
 
@@ -136,10 +142,17 @@ std::size_t pass_forward_workspace(const PassProblem& problem, const Executor& e
 
 Status pass_forward(const PassProblem& problem, const Tokens& y, void* workspace, std::size_t workspace_bytes,
                     const Executor& executor) {
-  Status status = check_pass(problem);
-  if (status.ok()) status = check_pass(problem, y);
+  const PassWeightsOf<float> weights = weights_of(problem);
+  const Status status = check_forward(problem, weights, y);
   if (!status.ok() || empty(problem)) return status;
-  return HWY_DYNAMIC_DISPATCH(forward_pass)(problem, y, workspace, workspace_bytes, executor);
+  return HWY_DYNAMIC_DISPATCH(forward_floats)(problem, weights, y, workspace, workspace_bytes, executor);
+}
+
+Status pass_forward(const PassProblem& problem, const PassWeightsOf<double>& weights, const Tokens& y,
+                    void* workspace, std::size_t workspace_bytes, const Executor& executor) {
+  const Status status = check_forward(problem, weights, y);
+  if (!status.ok() || empty(problem)) return status;
+  return HWY_DYNAMIC_DISPATCH(forward_doubles)(problem, weights, y, workspace, workspace_bytes, executor);
 }
 
 }  // namespace axial::kernels::cpu

@@ -113,10 +113,19 @@ inline void* aligned_workspace(void* workspace) {
       round_up(reinterpret_cast<std::uintptr_t>(workspace), std::uintptr_t{kWorkspaceAlignment}));
 }
 
-// The checks of both directions, and of what each writes.
+// Those of a problem that is not float64.
+inline PassWeightsOf<float> weights_of(const PassProblem& problem) {
+  const PassWeights& w = problem.weights;
+  return {w.norm_weight, w.norm_bias, w.qkv_weight, w.qkv_bias,
+          w.out_weight,  w.out_bias,  w.bias,       problem.sample_scale};
+}
+
+// The checks of both directions: the problem, and what each reads and writes.
 Status check_pass(const PassProblem& problem);
-Status check_pass(const PassProblem& problem, const Tokens& y);
-Status check_pass(const PassProblem& problem, const ConstTokens& dy, const Tokens& dx, const PassGradients& gradients,
-                  bool* wanted);
+template <class T>
+Status check_forward(const PassProblem& problem, const PassWeightsOf<T>& weights, const Tokens& y);
+template <class T>
+Status check_backward(const PassProblem& problem, const PassWeightsOf<T>& weights, const ConstTokens& dy,
+                      const Tokens& dx, const PassGradientsOf<T>& gradients, bool* wanted);
 
 }  // namespace axial::kernels::cpu
