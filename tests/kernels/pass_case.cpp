@@ -249,7 +249,7 @@ PassCase random_line_case(std::uint64_t seed) {
 PassCase random_cpu_pass_case(std::uint64_t seed) {
   PassCase c = random_pass_case(seed);
   Random random(seed + 3000017);
-  const DType types[] = {DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  const DType types[] = {DType::kFloat64, DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   c.dtype = random.of(types);
   c.heads = random.below(5) + 1;
   c.dim = c.heads * (random.below(random.one_in(3) ? 40 : 16) + 1);

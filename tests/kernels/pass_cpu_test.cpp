@@ -13,6 +13,21 @@
 namespace axial::kernels::testing {
 namespace {
 
+// kPassParameters in float64.
+struct WideParameter {
+  const double* cpu::PassWeightsOf<double>::*weight;
+  double* cpu::PassGradientsOf<double>::*gradient;
+};
+using Weights64 = cpu::PassWeightsOf<double>;
+using Gradients64 = cpu::PassGradientsOf<double>;
+constexpr WideParameter kWide[] = {{&Weights64::norm_weight, &Gradients64::norm_weight},
+                                   {&Weights64::norm_bias, &Gradients64::norm_bias},
+                                   {&Weights64::qkv_weight, &Gradients64::qkv_weight},
+                                   {&Weights64::qkv_bias, &Gradients64::qkv_bias},
+                                   {&Weights64::out_weight, &Gradients64::out_weight},
+                                   {&Weights64::out_bias, &Gradients64::out_bias},
+                                   {&Weights64::bias, &Gradients64::bias}};
+
 // A problem with every buffer: outputs and workspace NaN, the workspace of exactly the size asked for.
 class CpuPass {
  public:
@@ -25,23 +40,27 @@ class CpuPass {
     problem.dim = c.dim;
     problem.heads = c.heads;
     problem.dtype = c.dtype;
-    problem.eps = c.eps();
+    problem.eps = static_cast<float>(c.eps());  // as the reference has it
     problem.causal = c.causal;
     problem.dropout.p = c.dropout;
     problem.dropout.rng = c.dropout > 0 ? reinterpret_cast<const std::uint64_t*>(in.rng->data()) : nullptr;
     problem.dropout.stream = c.stream;
     problem.dropout.first_line = c.first_line;
     problem.sample_scale = floats(in.sample_scale);
+    if (!in.reference.sample_scale.empty()) weights64.sample_scale = in.reference.sample_scale.data();
     problem.x = tokens<ConstTokens>(in.x);
     dy = tokens<ConstTokens>(in.dy);
     y = tokens<Tokens>(y_ = make_tokens(c, c.y));
     dx = tokens<Tokens>(dx_ = make_tokens(c, c.dx));
     for (int i = 0; i < kPassParameterCount; ++i) {
       problem.weights.*kPassParameters[i].weight = floats(in.parameters[i]);
-      const std::size_t count = (in.reference.weights.*kPassParameters[i].values).size();
-      if (count == 0) continue;
-      gradients_[i] = sentinel_buffer(static_cast<std::int64_t>(count) + 2 * kMargin + c.shift, sizeof(float));
+      const std::vector<double>& values = in.reference.weights.*kPassParameters[i].values;
+      if (values.empty()) continue;
+      weights64.*kWide[i].weight = values.data();
+      gradients_[i] = sentinel_buffer(static_cast<std::int64_t>(values.size()) + 2 * kMargin + c.shift,
+                                      accumulator_size(c.dtype));
       gradients.*kPassParameters[i].gradient = reinterpret_cast<float*>(gradients_[i]->data()) + kMargin + c.shift;
+      gradients64.*kWide[i].gradient = reinterpret_cast<double*>(gradients_[i]->data()) + kMargin + c.shift;
     }
   }
 
@@ -49,11 +68,15 @@ class CpuPass {
   Status forward(std::size_t shift = 0) {
     const std::size_t bytes = cpu::pass_forward_workspace(problem, executor);
     Bytes memory(bytes + shift, kSentinel);
+    if (wide()) return cpu::pass_forward(problem, weights64, y, memory.data() + shift, bytes, executor);
     return cpu::pass_forward(problem, y, memory.data() + shift, bytes, executor);
   }
   Status backward(std::size_t shift = 0) {
     const std::size_t bytes = cpu::pass_backward_workspace(problem, executor);
     Bytes memory(bytes + shift, kSentinel);
+    if (wide()) {
+      return cpu::pass_backward(problem, weights64, dy, dx, gradients64, memory.data() + shift, bytes, executor);
+    }
     return cpu::pass_backward(problem, dy, dx, gradients, memory.data() + shift, bytes, executor);
   }
 
@@ -86,8 +109,11 @@ class CpuPass {
   Tokens y, dx;
   ConstTokens dy;
   PassGradients gradients;
+  cpu::PassWeightsOf<double> weights64;  // what a float64 problem has
+  cpu::PassGradientsOf<double> gradients64;
 
  private:
+  bool wide() const { return case_.dtype == DType::kFloat64; }
   template <class T>
   T tokens(const Operand& operand) {
     T t;
@@ -132,6 +158,7 @@ PassCase float_case(std::int64_t length) {
   return c;
 }
 
+constexpr DType kAllTypes[] = {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 constexpr std::uint64_t kShard = 50, kShards = 6;
 
 class CpuPassSweep : public ::testing::TestWithParam<std::uint64_t> {};
@@ -162,7 +189,7 @@ TEST(CpuPass, EveryInstructionSet) {
 }
 
 TEST(CpuPass, ResultsDoNotDependOnThreads) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+  for (const DType dtype : kAllTypes) {
     PassCase c = float_case(9);
     c.dtype = dtype;
     c.outer[0] = 5;
@@ -231,7 +258,7 @@ TEST(CpuPass, EveryLengthUpTo20) {
 TEST(CpuPass, Case04_StridedAndMisalignedTokens) {
   for (const TokenLayout layout : {TokenLayout::kColumns, TokenLayout::kPaddedRows, TokenLayout::kPaddedColumns,
                                    TokenLayout::kSliced, TokenLayout::kReversed, TokenLayout::kExpanded}) {
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const DType dtype : kAllTypes) {
       PassCase c = float_case(11);
       c.dtype = dtype;
       c.outer[2] = 2;
@@ -332,7 +359,8 @@ TEST(CpuPass, WhatIsRefusedNamesTheReason) {
   refused(Code::kUnsupported, {"D = 516"}, [](CpuPass& p) { p.problem.dim = 516; });
   refused(Code::kUnsupported, {"5 heads"}, [](CpuPass& p) { p.problem.heads = 5; });
   refused(Code::kUnsupported, {"0 heads"}, [](CpuPass& p) { p.problem.heads = 0; });
-  refused(Code::kUnsupported, {"float64"}, [](CpuPass& p) { p.problem.dtype = DType::kFloat64; });
+  // With the weights of another type.
+  refused(Code::kInvalid, {"float64", "4-byte"}, [](CpuPass& p) { p.problem.dtype = DType::kFloat64; });
   refused(Code::kInvalid, {"extent", "-1"}, [](CpuPass& p) { p.problem.lines.outer[1] = -1; });
   refused(Code::kInvalid, {"length", "-3"}, [](CpuPass& p) { p.problem.lines.length = -3; });
   refused(Code::kInvalid, {"eps"}, [](CpuPass& p) { p.problem.eps = -1; });
