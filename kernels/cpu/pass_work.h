@@ -22,7 +22,7 @@ inline constexpr std::int64_t kMaxPassLines = std::int64_t{1} << 40;
 inline constexpr std::int64_t kPassQueries = 8;  // of a head, whose scores are formed together
 // Ranges of groups that sum weight gradients on their own. Fixed, so that sums do not depend on the number of
 // threads.
-inline constexpr std::int64_t kPassSlabs = 32;
+inline constexpr std::int64_t kPassSlabs = 64;
 
 // What an instruction set makes of a type.
 struct PassTarget {
