@@ -130,6 +130,10 @@ Status check_pass(const PassProblem& problem) {
   if (problem.dim > kMaxPassDim) return unsupported(problem, "D goes up to 512");
   if (problem.lines.length > kMaxPassLength) return unsupported(problem, "lines go up to 128 tokens");
   if (problem.lines.count() > kMaxPassLines) return unsupported(problem, "lines go up to 2^40 in number");
+  const PassPlan plan = pass_plan(problem, true, 1, current_pass_target(problem.dtype));
+  if (plan.scratch * static_cast<std::int64_t>(accumulator_size(problem.dtype)) > kMaxPassScratch) {
+    return unsupported(problem, "a thread's scratch goes up to 12 MiB");
+  }
   return {};
 }
 

@@ -19,6 +19,8 @@ namespace axial::kernels::cpu {
 inline constexpr int kMaxPassLanes = 16;
 inline constexpr std::int64_t kMaxPassDim = 512;
 inline constexpr std::int64_t kMaxPassLines = std::int64_t{1} << 40;
+// Of a thread in the backward. Beyond, tiles come from memory again and again, and composed passes are as fast.
+inline constexpr std::int64_t kMaxPassScratch = std::int64_t{12} << 20;
 inline constexpr std::int64_t kPassQueries = 8;  // of a head, whose scores are formed together
 // Ranges of groups that sum weight gradients on their own. Fixed, so that sums do not depend on the number of
 // threads.

@@ -356,6 +356,13 @@ TEST(CpuPass, WhatIsRefusedNamesTheReason) {
   };
   refused(Code::kUnsupported, {"129", "D = 64", "4 heads", "float32"},
           [](CpuPass& p) { p.problem.lines.length = 129; });
+  // Vectors of 16 lanes need 36 MiB, those of 8 half of it.
+  if (hwy::SupportedTargets() & (HWY_AVX2 | HWY_AVX3)) {
+    refused(Code::kUnsupported, {"MiB"}, [](CpuPass& p) {
+      p.problem.dim = 512;
+      p.problem.lines.length = 128;
+    });
+  }
   refused(Code::kUnsupported, {"D = 516"}, [](CpuPass& p) { p.problem.dim = 516; });
   refused(Code::kUnsupported, {"5 heads"}, [](CpuPass& p) { p.problem.heads = 5; });
   refused(Code::kUnsupported, {"0 heads"}, [](CpuPass& p) { p.problem.heads = 0; });
