@@ -8,8 +8,10 @@
 
 #include "model/bridge.h"
 #include "model/dropout.h"
+#include "model/fused_pass_cpu.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
+#include "model/pass_problem.h"
 
 namespace axial {
 namespace {
@@ -17,32 +19,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Contiguous tokens [B, H, W, D] along an axis.
-template <class Tokens, class Data>
-Tokens tokens_of(Data data, at::IntArrayRef sizes, Axis axis) {
-  const std::int64_t image = sizes[1] * sizes[2] * sizes[3], row = sizes[2] * sizes[3], token = sizes[3];
-  Tokens tokens;
-  tokens.data = data;
-  tokens.outer_stride[0] = image;
-  tokens.outer_stride[1] = axis == Axis::kRow ? row : token;
-  tokens.token_stride = axis == Axis::kRow ? token : row;
-  return tokens;
-}
-
-// Everything but the pointers.
-kernels::PassProblem problem_of(at::IntArrayRef sizes, at::ScalarType type, at::Device device, Axis axis,
-                                std::int64_t heads) {
-  kernels::PassProblem problem;
-  problem.lines = lines_of(sizes[0], sizes[1], sizes[2], axis);
-  problem.dim = sizes[3];
-  problem.heads = heads;
-  problem.dtype = kernel_type(type);
-  problem.math = math_mode(type, device);
-  problem.x = tokens_of<kernels::ConstTokens>(static_cast<const void*>(nullptr), sizes, axis);
-  return problem;
-}
-
-kernels::KernelChoice choice_of(const kernels::PassProblem& problem) {
+kernels::KernelChoice choice_of(const kernels::PassProblem& problem, at::Device device) {
+  if (device.is_cpu()) return fused_pass_cpu_choice(problem);
   kernels::KernelChoice choice;
   if (!kernels::cuda::choose_pass(problem, &choice).ok()) return {};
   return choice;
@@ -163,11 +141,16 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
     const PassParameters p{norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias.value_or(at::Tensor())};
-    const Weights weights(p);
-    const at::Tensor sample_scale = kernel_scale(options);
-    const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
-    const at::Tensor packed = pack(problem, x, options);
-    const at::Tensor y = run_forward(problem, packed, x, options.axis);
+    at::Tensor y, packed, sample_scale = options.sample_scale;
+    if (x.is_cpu()) {
+      y = fused_pass_cpu_forward(x, p, options);
+    } else {
+      const Weights weights(p);
+      sample_scale = kernel_scale(options);
+      const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
+      packed = pack(problem, x, options);
+      y = run_forward(problem, packed, x, options.axis);
+    }
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng,
                               sample_scale, p.bias});
@@ -183,12 +166,18 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const at::Tensor &x = saved[0], &packed = saved[6];
     const c10::OptionalDeviceGuard guard(x.device());
     PassOptions options = saved_options(ctx, saved[7]);
+    options.sample_scale = saved[8];
     const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[9]};
-    const Weights weights(p);
     PassWanted wanted{};
     for (int i = kX; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
-    const PassGradients gradients =
-        run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
+    PassGradients gradients;
+    if (x.is_cpu()) {
+      gradients = fused_pass_cpu_backward(incoming[0], x, p, options, wanted);
+    } else {
+      const Weights weights(p);
+      gradients =
+          run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
+    }
     variable_list g(gradients.begin(), gradients.end());
     g.resize(9);  // one for each argument of forward
     return differentiable_once(std::move(g), "axial_pass", create_graph);
@@ -200,14 +189,13 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
 kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height, std::int64_t width, Axis axis,
                                         std::int64_t dim, std::int64_t heads, at::ScalarType type,
                                         at::Device device) {
-  if (!device.is_cuda()) return {};
   const c10::OptionalDeviceGuard guard(device);
-  return choice_of(problem_of({batch, height, width, dim}, type, device, axis, heads));
+  return choice_of(problem_of({batch, height, width, dim}, type, device, axis, heads), device);
 }
 
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
-  if (!x.is_cuda() || x.numel() == 0) return false;
+  if (x.numel() == 0) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.
@@ -215,7 +203,7 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
   if (parameters.bias.defined()) problem.weights.bias = &kPresent;
   if (options.sample_scale.defined()) problem.sample_scale = &kPresent;
   problem.dropout.p = draws(options.dropout, options.random) ? options.dropout : 0;
-  const kernels::KernelChoice choice = choice_of(problem);
+  const kernels::KernelChoice choice = choice_of(problem, x.device());
   return choice.forward[0] != 0 && (!gradients || choice.backward[0] != 0);
 }
 
@@ -245,6 +233,7 @@ void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, P
 
 at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options) {
   const at::Tensor x = aligned_contiguous(x_any);
+  if (x.is_cpu()) return fused_pass_cpu_forward(x, p, options);
   const Weights weights(p);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
@@ -254,6 +243,7 @@ at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, 
 PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x_any, const PassParameters& p,
                                   const PassOptions& options, const PassWanted& wanted) {
   const at::Tensor x = aligned_contiguous(x_any);
+  if (x.is_cpu()) return fused_pass_cpu_backward(dy, x, p, options, wanted);
   const Weights weights(p);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);

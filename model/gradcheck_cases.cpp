@@ -260,6 +260,7 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{3, 5, 4, 8}, 1, column, false, false, 0, 0.4, In::kSliced},
            {{2, 3, 1, 6}, 2, row, true, false, 0, 0, In::kContiguous},
            {{2, 1, 17, 20}, 4, row, false, true, 0.2, 0, In::kSliced},
+           {{3, 1, 5, 8}, 2, row, true, false, 0.2, 0.4, In::kSliced},  // so few lines are composed on a CPU, too
        }) {
     problems.push_back(pass_problem(draw, c));
   }

@@ -163,7 +163,7 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   expect_error(run({"train", "model.heads=3"}), 2, {"model.heads"});
   const Outcome kernel = run({"info", "--kernel", "2", "7", "7", "64", "4", "bfloat16"});
   EXPECT_EQ(kernel.code, 0) << kernel.err;
-  EXPECT_NE(kernel.out.find("cpu:  composed"), std::string::npos) << kernel.out;
+  EXPECT_NE(kernel.out.find("cpu:  fused cpu "), std::string::npos) << kernel.out;
   EXPECT_NE(kernel.out.find("cpu:  MLP (ratio 2) composed"), std::string::npos) << kernel.out;
   expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
   expect_error(run({"info", "--kernel", "1", "2"}), 2, {"--kernel: expected 6 values after it, found 2"});

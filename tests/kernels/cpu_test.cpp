@@ -7,10 +7,8 @@
 #include <set>
 
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/targets.h"
-// After targets.h.
-#include "hwy/highway.h"
 #include "tests/kernels/backend_test.h"
+#include "tests/kernels/instruction_set.h"
 
 namespace axial::kernels::testing {
 namespace {
@@ -39,25 +37,9 @@ TEST(Cpu, ResultsDoNotDependOnThreads) {
   }
 }
 
-// Restores Highway's own choice of instruction set.
-class InstructionSet {
- public:
-  explicit InstructionSet(std::int64_t targets) { choose(targets); }
-  ~InstructionSet() { choose(0); }
-
- private:
-  static void choose(std::int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().DeInit();
-  }
-};
-
 TEST(Cpu, EveryInstructionSet) {
-  const std::int64_t supported = hwy::SupportedTargets() & (HWY_TARGETS);
   std::set<std::string> names;
-  for (std::int64_t rest = supported | HWY_STATIC_TARGET; rest != 0; rest &= rest - 1) {
-    const std::int64_t target = rest & -rest;
-    const InstructionSet scope(target | HWY_STATIC_TARGET);
+  for_instruction_sets([&] {
     KernelChoice choice;
     AttentionProblem problem;
     problem.head_dim = 1;
@@ -66,7 +48,7 @@ TEST(Cpu, EveryInstructionSet) {
     for (std::uint64_t seed = 200; seed < 225; ++seed) {
       EXPECT_EQ(check(random_case(seed), {Device::kCpu, 1}), "") << choice.forward;
     }
-  }
+  });
   RecordProperty("instruction_sets", static_cast<int>(names.size()));
   EXPECT_GE(names.size(), 1u);
 }

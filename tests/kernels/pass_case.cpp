@@ -56,7 +56,7 @@ std::string PassCase::describe() const {
        << (bias ? " bias" : "") << (sample_scale ? " sample scale" : "") << " dropout " << dropout << " x "
        << x_offset << " + " << x_gain << " n, dy " << dy_gain << " n, gains " << score_gain << " " << out_gain
        << " x " << layout(x) << " y " << layout(y) << " dy " << layout(dy) << " dx " << layout(dx) << " shift "
-       << shift << " seed " << seed;
+       << shift << " " << token_shift << " seed " << seed;
   return text.str();
 }
 
@@ -74,6 +74,7 @@ Case PassCase::tokens() const {
   c.heads = 1;
   c.head_dim = dim;
   c.dtype = dtype;
+  c.shift = token_shift;
   return c;
 }
 
@@ -241,6 +242,26 @@ PassCase random_line_case(std::uint64_t seed) {
   c.heads = width.heads;
   if (!random.one_in(4)) c.length = (c.length - 1) % 32 + 1;  // the others have a forward alone, or nothing
   c.bias = random.one_in(3);
+  c.dy_gain = c.x_gain != 1 && c.dtype == DType::kFloat16 ? 0.125 : 1;
+  return c;
+}
+
+PassCase random_cpu_pass_case(std::uint64_t seed) {
+  PassCase c = random_pass_case(seed);
+  Random random(seed + 3000017);
+  const DType types[] = {DType::kFloat64, DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  c.dtype = random.of(types);
+  c.heads = random.below(5) + 1;
+  c.dim = c.heads * (random.below(random.one_in(3) ? 40 : 16) + 1);
+  if (random.one_in(3)) {
+    const PassWidth width = random.of(kPassWidths);
+    c.dim = width.dim;
+    c.heads = width.heads;
+  }
+  if (!random.one_in(4)) c.length = (c.length - 1) % 32 + 1;
+  while (c.outer[0] * c.outer[1] * c.outer[2] * c.length > 2000 && c.outer[1] > 1) c.outer[1] /= 2;
+  c.bias = random.one_in(3);
+  c.token_shift = random.one_in(3) ? random.below(8) : 0;
   c.dy_gain = c.x_gain != 1 && c.dtype == DType::kFloat16 ? 0.125 : 1;
   return c;
 }

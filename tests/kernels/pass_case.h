@@ -44,8 +44,9 @@ struct PassCase {
   double score_gain = 1;  // of Q and K; the scores have about its square
   double out_gain = 1.5;  // of the output projection
   TokenLayout x = TokenLayout::kRows, y = TokenLayout::kRows, dy = TokenLayout::kRows, dx = TokenLayout::kRows;
-  std::int64_t shift = 0;  // floats before each array of weights and gradients
-  std::uint64_t seed = 1;  // of the data
+  std::int64_t shift = 0;        // floats before each array of weights and gradients
+  std::int64_t token_shift = 0;  // elements by which x, y, dy and dx are misaligned; on the CPU
+  std::uint64_t seed = 1;        // of the data
 
   std::string describe() const;
   Lines lines() const;
@@ -79,9 +80,11 @@ PassInputs repeated_inputs(const PassCase& c, const PassCase& base);
 // Those of the kernels that work on a few lines at a time.
 inline constexpr PassWidth kLineWidths[] = {{32, 2}, {48, 3}, {64, 4}, {64, 2}};
 
-// A random problem over all options at once; fixed by its seed. The second: for the kernels that work on a few lines at
-// a time, in all their types.
+// A random problem over all options at once; fixed by its seed. The second: for the kernels that work on a few lines
+// at a time, in all their types.
 PassCase random_pass_case(std::uint64_t seed);
 PassCase random_line_case(std::uint64_t seed);
+// For the CPU: any D and heads, tokens anywhere.
+PassCase random_cpu_pass_case(std::uint64_t seed);
 
 }  // namespace axial::kernels::testing

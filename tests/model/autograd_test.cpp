@@ -195,8 +195,10 @@ TEST(AutogradDevices, Case07_SecondGpuWhileTheFirstIsCurrent) {
 }
 
 TEST(DescribePass, NamesTheCode) {
-  const std::string text = describe_pass(2, 7, 7, 64, 4, at::kFloat, at::kCPU);
-  EXPECT_TRUE(contains(text, "composed: ATen + ")) << text;
+  const std::string fused = describe_pass(2, 7, 7, 64, 4, at::kFloat, at::kCPU);
+  EXPECT_TRUE(contains(fused, "fused cpu ")) << fused;
+  const std::string composed = describe_pass(2, 7, 130, 64, 4, at::kFloat, at::kCPU);
+  EXPECT_TRUE(contains(composed, "composed: ATen + ")) << composed;
   EXPECT_TRUE(contains(error_of([] { describe_pass(2, 7, 7, 64, 3, at::kFloat, at::kCPU); }), "must divide"));
 }
 

@@ -68,6 +68,45 @@ KERNELS = [
         ),
     ),
     *faults(
+        "kernels/cpu/pass_forward.cpp",
+        (
+            "causal lines of a fused pass see later keys",
+            "const std::int64_t visible = work.problem.causal ? first + i + 1 : length;",
+            "const std::int64_t visible = keys;",
+            "kernels_tests:*CpuPass*",
+        ),
+    ),
+    *faults(
+        "kernels/cpu/pass_backward.cpp",
+        (
+            "idle lanes add to the gradients",
+            "std::fill(tile + group.count * plan.width, tile + plan.lanes * plan.width, T{0});",
+            "std::fill(tile + group.count * plan.width, tile + group.count * plan.width, T{0});",
+            "kernels_tests:*CpuPass*",
+        ),
+        (
+            "a fused pass's backward does not drop what its forward dropped",
+            "gradient = hn::Mul(gradient, hn::LoadU(d, keep + j * lanes));",
+            "gradient = hn::Mul(gradient, hn::Set(d, T{1}));",
+            "kernels_tests:*CpuPass*",
+        ),
+        (
+            "a fused pass's gradients lose a slab",
+            "for (std::int64_t slab = 0; slab < plan.slabs; ++slab) {",
+            "for (std::int64_t slab = 0; slab + 1 < plan.slabs; ++slab) {",
+            "kernels_tests:CpuPass.ManyLines",
+        ),
+    ),
+    *faults(
+        "kernels/cpu/pass-inl.h",
+        (
+            "the relative bias of a fused pass is shifted by one",
+            "const T* bias = scores.bias + i + length - 1;",
+            "const T* bias = scores.bias + (i + length - 1 < 1 ? 0 : i + length - 2);",
+            "kernels_tests:*CpuPass*",
+        ),
+    ),
+    *faults(
         "kernels/cpu/scores-inl.h",
         (
             "the relative bias is shifted by one",

@@ -1,0 +1,392 @@
+// The fused pass on the CPU against the float64 reference: every instruction set, all options, layouts and types; and
+// what only the CPU promises: any alignment, the same bits for any number of threads.
+#include "kernels/pass_cpu.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <set>
+
+#include "tests/kernels/instruction_set.h"
+#include "tests/kernels/pass_harness.h"
+
+namespace axial::kernels::testing {
+namespace {
+
+// kPassParameters in float64.
+struct WideParameter {
+  const double* cpu::PassWeightsOf<double>::*weight;
+  double* cpu::PassGradientsOf<double>::*gradient;
+};
+using Weights64 = cpu::PassWeightsOf<double>;
+using Gradients64 = cpu::PassGradientsOf<double>;
+constexpr WideParameter kWide[] = {{&Weights64::norm_weight, &Gradients64::norm_weight},
+                                   {&Weights64::norm_bias, &Gradients64::norm_bias},
+                                   {&Weights64::qkv_weight, &Gradients64::qkv_weight},
+                                   {&Weights64::qkv_bias, &Gradients64::qkv_bias},
+                                   {&Weights64::out_weight, &Gradients64::out_weight},
+                                   {&Weights64::out_bias, &Gradients64::out_bias},
+                                   {&Weights64::bias, &Gradients64::bias}};
+
+// A problem with every buffer: outputs and workspace NaN, the workspace of exactly the size asked for.
+class CpuPass {
+ public:
+  CpuPass(const PassCase& c, const PassInputs& in, int threads = 1)
+      : executor(executor_of({Device::kCpu, threads})), case_(c), inputs_(in) {
+    const auto floats = [&](const std::shared_ptr<Bytes>& array) {
+      return array == nullptr ? nullptr : reinterpret_cast<const float*>(array->data()) + c.shift;
+    };
+    problem.lines = c.lines();
+    problem.dim = c.dim;
+    problem.heads = c.heads;
+    problem.dtype = c.dtype;
+    problem.eps = static_cast<float>(c.eps());  // as the reference has it
+    problem.causal = c.causal;
+    problem.dropout.p = c.dropout;
+    problem.dropout.rng = c.dropout > 0 ? reinterpret_cast<const std::uint64_t*>(in.rng->data()) : nullptr;
+    problem.dropout.stream = c.stream;
+    problem.dropout.first_line = c.first_line;
+    problem.sample_scale = floats(in.sample_scale);
+    if (!in.reference.sample_scale.empty()) weights64.sample_scale = in.reference.sample_scale.data();
+    problem.x = tokens<ConstTokens>(in.x);
+    dy = tokens<ConstTokens>(in.dy);
+    y = tokens<Tokens>(y_ = make_tokens(c, c.y));
+    dx = tokens<Tokens>(dx_ = make_tokens(c, c.dx));
+    for (int i = 0; i < kPassParameterCount; ++i) {
+      problem.weights.*kPassParameters[i].weight = floats(in.parameters[i]);
+      const std::vector<double>& values = in.reference.weights.*kPassParameters[i].values;
+      if (values.empty()) continue;
+      weights64.*kWide[i].weight = values.data();
+      gradients_[i] = sentinel_buffer(static_cast<std::int64_t>(values.size()) + 2 * kMargin + c.shift,
+                                      accumulator_size(c.dtype));
+      gradients.*kPassParameters[i].gradient = reinterpret_cast<float*>(gradients_[i]->data()) + kMargin + c.shift;
+      gradients64.*kWide[i].gradient = reinterpret_cast<double*>(gradients_[i]->data()) + kMargin + c.shift;
+    }
+  }
+
+  // The workspace starts `shift` bytes behind a boundary.
+  Status forward(std::size_t shift = 0) {
+    const std::size_t bytes = cpu::pass_forward_workspace(problem, executor);
+    Bytes memory(bytes + shift, kSentinel);
+    if (wide()) return cpu::pass_forward(problem, weights64, y, memory.data() + shift, bytes, executor);
+    return cpu::pass_forward(problem, y, memory.data() + shift, bytes, executor);
+  }
+  Status backward(std::size_t shift = 0) {
+    const std::size_t bytes = cpu::pass_backward_workspace(problem, executor);
+    Bytes memory(bytes + shift, kSentinel);
+    if (wide()) {
+      return cpu::pass_backward(problem, weights64, dy, dx, gradients64, memory.data() + shift, bytes, executor);
+    }
+    return cpu::pass_backward(problem, dy, dx, gradients, memory.data() + shift, bytes, executor);
+  }
+
+  PassOutputs fetch() {
+    PassOutputs out;
+    out.chosen = true;
+    const Case t = case_.tokens();
+    out.y = dense(t, y_);
+    out.dx = dense(t, dx_);
+    out.sentinels = check_sentinels(t, "y", {&y_}) + check_sentinels(t, "x", {&inputs_.x}) +
+                    check_sentinels(t, "dx", {&dx_}) + check_sentinels(t, "dy", {&inputs_.dy});
+    out.bytes = *y_.buffer;
+    out.bytes.insert(out.bytes.end(), dx_.buffer->begin(), dx_.buffer->end());
+    for (int i = 0; i < kPassParameterCount; ++i) {
+      if (gradients_[i] == nullptr) continue;
+      const std::vector<double> values = dense_accumulators(t, *gradients_[i]);
+      (out.gradients.*kPassParameters[i].values).assign(values.begin() + case_.shift, values.end());
+      out.sentinels += check_accumulator_sentinels(t, kPassParameters[i].name, *gradients_[i]);
+      out.bytes.insert(out.bytes.end(), gradients_[i]->begin(), gradients_[i]->end());
+    }
+    if (case_.dropout > 0) {
+      out.keep.resize(static_cast<std::size_t>(lines_of(t) * case_.heads * case_.length * case_.length));
+      out.status = cpu::dropout_mask(problem.lines, problem.heads, problem.dropout, out.keep.data());
+    }
+    return out;
+  }
+
+  cpu::Executor executor;
+  PassProblem problem;
+  Tokens y, dx;
+  ConstTokens dy;
+  PassGradients gradients;
+  cpu::PassWeightsOf<double> weights64;  // what a float64 problem has
+  cpu::PassGradientsOf<double> gradients64;
+
+ private:
+  bool wide() const { return case_.dtype == DType::kFloat64; }
+  template <class T>
+  T tokens(const Operand& operand) {
+    T t;
+    std::copy(operand.strides.outer_stride, operand.strides.outer_stride + kMaxOuter, t.outer_stride);
+    t.token_stride = operand.strides.token_stride;
+    t.data = operand.buffer->data() + operand.offset * static_cast<std::int64_t>(element_size(case_.dtype));
+    return t;
+  }
+
+  const PassCase case_;
+  const PassInputs& inputs_;
+  Operand y_, dx_;
+  std::shared_ptr<Bytes> gradients_[kPassParameterCount];
+};
+
+PassOutputs run_cpu(const PassCase& c, const PassInputs& in, int threads = 1, std::size_t shift = 0) {
+  CpuPass pass(c, in, threads);
+  Status status = pass.forward(shift);
+  if (status.ok()) status = pass.backward(shift);
+  PassOutputs out = pass.fetch();
+  if (!status.ok()) out.status = status;
+  return out;
+}
+
+std::string check_cpu(const PassCase& c) {
+  PassInputs in = make_pass_inputs(c);
+  const PassOutputs out = run_cpu(c, in);
+  std::string problems = out.status.ok() ? out.sentinels : std::string("status: ") + out.status.message;
+  if (out.status.ok()) {
+    in.reference.keep = out.keep;
+    problems += compare_pass(c, out, in.reference, pass_reference(in.reference));
+  }
+  return problems.empty() ? "" : problems + "[" + c.describe() + "]";
+}
+
+PassCase float_case(std::int64_t length) {
+  PassCase c;
+  c.dtype = DType::kFloat32;
+  c.length = length;
+  c.outer[0] = 3;
+  c.outer[1] = 7;
+  return c;
+}
+
+constexpr DType kAllTypes[] = {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+constexpr std::uint64_t kShard = 50, kShards = 6;
+
+class CpuPassSweep : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, CpuPassSweep, ::testing::Range(std::uint64_t{0}, kShard* kShards, kShard),
+                         [](const auto& info) {
+                           return std::to_string(info.param) + "To" + std::to_string(info.param + kShard - 1);
+                         });
+TEST_P(CpuPassSweep, RandomProblems) {
+  for (std::uint64_t seed = GetParam(); seed < GetParam() + kShard; ++seed) {
+    EXPECT_EQ(check_cpu(random_cpu_pass_case(seed)), "");
+  }
+}
+
+TEST(CpuPass, EveryInstructionSet) {
+  std::set<std::string> names;
+  for_instruction_sets([&] {
+    const PassCase c = float_case(28);
+    const PassInputs in = make_pass_inputs(c);
+    KernelChoice choice;
+    ASSERT_TRUE(cpu::choose_pass(CpuPass(c, in).problem, &choice).ok());
+    names.insert(choice.forward);
+    for (std::uint64_t seed = 1000; seed < 1040; ++seed) {
+      EXPECT_EQ(check_cpu(random_cpu_pass_case(seed)), "") << choice.forward;
+    }
+  });
+  RecordProperty("instruction_sets", static_cast<int>(names.size()));
+  EXPECT_GE(names.size(), 1u);
+}
+
+TEST(CpuPass, ResultsDoNotDependOnThreads) {
+  for (const DType dtype : kAllTypes) {
+    PassCase c = float_case(9);
+    c.dtype = dtype;
+    c.outer[0] = 5;
+    c.outer[1] = 211;  // more groups than slabs
+    c.bias = c.qkv_bias = c.sample_scale = true;
+    c.dropout = 0.25;
+    const PassInputs in = make_pass_inputs(c);
+    const PassOutputs one = run_cpu(c, in);
+    ASSERT_TRUE(one.status.ok()) << one.status.message;
+    EXPECT_TRUE(one.bytes == run_cpu(c, in).bytes) << "twice, " << c.describe();
+    for (const int threads : {2, 3, 64}) {
+      const PassOutputs other = run_cpu(c, in, threads);
+      ASSERT_TRUE(other.status.ok()) << other.status.message;
+      EXPECT_TRUE(one.bytes == other.bytes) << threads << " threads, " << c.describe();
+    }
+  }
+}
+
+// More groups of lines than slabs, so that each sums several.
+TEST(CpuPass, ManyLines) {
+  PassCase c = float_case(5);
+  c.outer[0] = 9;
+  c.outer[1] = 67;
+  c.outer[2] = 2;
+  c.dim = 24;
+  c.heads = 2;
+  c.bias = true;
+  c.x = c.y = c.dx = c.dy = TokenLayout::kColumns;
+  EXPECT_EQ(check_cpu(c), "");
+}
+
+// Lines fill no vector, one and a bit more.
+TEST(CpuPass, LineCounts) {
+  for (const std::int64_t lines : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33}) {
+    PassCase c = float_case(6);
+    c.outer[0] = lines;
+    c.outer[1] = 1;
+    c.sample_scale = true;
+    EXPECT_EQ(check_cpu(c), "");
+  }
+}
+
+TEST(CpuPass, Case06_OneToken) {
+  for (const bool bias : {false, true}) {
+    PassCase c = float_case(1);
+    c.qkv_bias = c.bias = bias;
+    EXPECT_EQ(check_cpu(c), "");
+    const PassInputs in = make_pass_inputs(c);
+    const PassOutputs out = run_cpu(c, in);
+    // A softmax over one key is constant: what rounding leaves would be no gradient.
+    for (const double value : out.gradients.bias) EXPECT_EQ(value, 0);
+    for (std::int64_t i = 0; i < 2 * c.dim * c.dim; ++i) ASSERT_EQ(out.gradients.qkv_weight[i], 0) << i;
+  }
+}
+
+TEST(CpuPass, EveryLengthUpTo20) {
+  for (std::int64_t length = 1; length <= 20; ++length) {
+    PassCase c = float_case(length);
+    c.causal = length % 2 == 0;
+    c.bias = length % 3 == 0;
+    c.dropout = length % 5 == 0 ? 0.3 : 0;
+    EXPECT_EQ(check_cpu(c), "");
+  }
+}
+
+TEST(CpuPass, Case04_StridedAndMisalignedTokens) {
+  for (const TokenLayout layout : {TokenLayout::kColumns, TokenLayout::kPaddedRows, TokenLayout::kPaddedColumns,
+                                   TokenLayout::kSliced, TokenLayout::kReversed, TokenLayout::kExpanded}) {
+    for (const DType dtype : kAllTypes) {
+      PassCase c = float_case(11);
+      c.dtype = dtype;
+      c.outer[2] = 2;
+      c.dim = 21;  // no multiple of anything
+      c.heads = 3;
+      c.token_shift = 3;
+      c.shift = 1;
+      c.dy = layout;
+      if (layout != TokenLayout::kExpanded) c.x = c.y = c.dx = layout;
+      EXPECT_EQ(check_cpu(c), "");
+    }
+  }
+}
+
+TEST(CpuPass, Case05_EmptyProblems) {
+  for (int empty = 0; empty < 4; ++empty) {
+    PassCase c = float_case(16);
+    c.qkv_bias = c.bias = true;
+    if (empty < 3) c.outer[empty] = 0;
+    if (empty == 3) c.length = 0;
+    const PassOutputs out = run_cpu(c, make_pass_inputs(c));
+    ASSERT_TRUE(out.status.ok()) << out.status.message << " [" << c.describe() << "]";
+    EXPECT_EQ(out.sentinels, "");
+    for (const PassParameter& p : kPassParameters) {
+      for (const double value : out.gradients.*p.values) ASSERT_EQ(value, 0) << p.name << " [" << c.describe() << "]";
+    }
+  }
+}
+
+TEST(CpuPass, GradientInPlace) {
+  PassCase c = float_case(7);
+  const PassInputs in = make_pass_inputs(c);
+  const PassOutputs apart = run_cpu(c, in);
+  CpuPass pass(c, in);
+  // dx is the memory of a copy of dy.
+  std::memcpy(pass.dx.data, pass.dy.data, static_cast<std::size_t>(3 * 7 * 7 * c.dim) * sizeof(float));
+  pass.dy.data = pass.dx.data;
+  ASSERT_TRUE(pass.backward().ok());
+  EXPECT_EQ(pass.fetch().dx, apart.dx);
+}
+
+// dx alone: no gradient is touched, and dx is the same.
+TEST(CpuPass, UnwantedGradientsAreNotTouched) {
+  PassCase c = float_case(28);
+  const PassInputs in = make_pass_inputs(c);
+  CpuPass pass(c, in);
+  pass.gradients = {};
+  ASSERT_TRUE(pass.backward().ok());
+  const PassOutputs out = pass.fetch();
+  EXPECT_TRUE(out.dx == run_cpu(c, in).dx);
+  for (const double value : out.gradients.qkv_weight) ASSERT_TRUE(std::isnan(value));
+}
+
+TEST(CpuPass, WorkspaceOfAnyAlignment) {
+  PassCase c = float_case(10);
+  c.bias = true;
+  c.dropout = 0.1;
+  const PassInputs in = make_pass_inputs(c);
+  const PassOutputs first = run_cpu(c, in);
+  for (std::size_t shift = 1; shift < 70; shift += 7) EXPECT_TRUE(first.bytes == run_cpu(c, in, 1, shift).bytes);
+}
+
+// Logits of hundreds and of 2e5: nothing overflows.
+TEST(CpuPass, LargeLogitsStayFinite) {
+  for (const double gain : {8.0, 250.0}) {
+    PassCase c = float_case(17);
+    c.score_gain = gain;
+    const PassOutputs out = run_cpu(c, make_pass_inputs(c));
+    ASSERT_TRUE(out.status.ok()) << out.status.message;
+    for (const std::vector<double>* values : {&out.y, &out.dx}) {
+      EXPECT_TRUE(std::all_of(values->begin(), values->end(), [](double v) { return std::isfinite(v); }));
+    }
+  }
+}
+
+TEST(CpuPass, WhatIsRefusedNamesTheReason) {
+  using Change = std::function<void(CpuPass&)>;
+  const auto refused = [](Code code, const std::vector<std::string>& words, const Change& change) {
+    PassCase c = float_case(16);
+    c.dropout = 0.25;
+    c.qkv_bias = true;
+    const PassInputs in = make_pass_inputs(c);
+    CpuPass pass(c, in);
+    change(pass);
+    for (const Status& status : {pass.forward(), pass.backward()}) {
+      EXPECT_EQ(static_cast<int>(status.code), static_cast<int>(code)) << status.message;
+      for (const std::string& word : words) {
+        EXPECT_NE(std::strstr(status.message, word.c_str()), nullptr) << word << ": " << status.message;
+      }
+    }
+    if (code != Code::kUnsupported) return;
+    KernelChoice choice;
+    EXPECT_EQ(static_cast<int>(cpu::choose_pass(pass.problem, &choice).code), static_cast<int>(code));
+    EXPECT_EQ(choice.forward[0], 0);
+  };
+  refused(Code::kUnsupported, {"129", "D = 64", "4 heads", "float32"},
+          [](CpuPass& p) { p.problem.lines.length = 129; });
+  // Vectors of 16 lanes need 36 MiB, those of 8 half of it.
+  if (hwy::SupportedTargets() & (HWY_AVX2 | HWY_AVX3)) {
+    refused(Code::kUnsupported, {"MiB"}, [](CpuPass& p) {
+      p.problem.dim = 512;
+      p.problem.lines.length = 128;
+    });
+  }
+  refused(Code::kUnsupported, {"D = 516"}, [](CpuPass& p) { p.problem.dim = 516; });
+  refused(Code::kUnsupported, {"5 heads"}, [](CpuPass& p) { p.problem.heads = 5; });
+  refused(Code::kUnsupported, {"0 heads"}, [](CpuPass& p) { p.problem.heads = 0; });
+  // With the weights of another type.
+  refused(Code::kInvalid, {"float64", "4-byte"}, [](CpuPass& p) { p.problem.dtype = DType::kFloat64; });
+  refused(Code::kInvalid, {"extent", "-1"}, [](CpuPass& p) { p.problem.lines.outer[1] = -1; });
+  refused(Code::kInvalid, {"length", "-3"}, [](CpuPass& p) { p.problem.lines.length = -3; });
+  refused(Code::kInvalid, {"eps"}, [](CpuPass& p) { p.problem.eps = -1; });
+  refused(Code::kInvalid, {"dropout", "1.5"}, [](CpuPass& p) { p.problem.dropout.p = 1.5; });
+  refused(Code::kInvalid, {"rng"}, [](CpuPass& p) { p.problem.dropout.rng = nullptr; });
+  refused(Code::kInvalid, {"norm_bias"}, [](CpuPass& p) { p.problem.weights.norm_bias = nullptr; });
+  refused(Code::kInvalid, {"x is null"}, [](CpuPass& p) { p.problem.x.data = nullptr; });
+  refused(Code::kInvalid, {"is null"}, [](CpuPass& p) { p.y.data = p.dx.data = nullptr; });
+
+  PassCase c = float_case(16);
+  const PassInputs in = make_pass_inputs(c);
+  CpuPass pass(c, in);
+  const std::size_t bytes = cpu::pass_forward_workspace(pass.problem);
+  Bytes memory(bytes);
+  EXPECT_EQ(cpu::pass_forward(pass.problem, pass.y, memory.data(), bytes - 1).code, Code::kInvalid);
+  EXPECT_EQ(cpu::pass_forward(pass.problem, pass.y, nullptr, 0).code, Code::kInvalid);
+  pass.gradients.out_bias = nullptr;
+  EXPECT_EQ(pass.backward().code, Code::kInvalid);
+}
+
+}  // namespace
+}  // namespace axial::kernels::testing
