@@ -27,7 +27,7 @@ void check_options(const AxialAttentionOptions& o) {
 
 }  // namespace
 
-AxialAttentionImpl::AxialAttentionImpl(AxialAttentionOptions options) : options_(std::move(options)) {
+AxialAttentionImpl::AxialAttentionImpl(const AxialAttentionOptions& options) : options_(options) {
   check_options(options_);
   const std::int64_t dim = options_.dim;
   const auto norm = [&](const char* name) {
@@ -81,7 +81,7 @@ torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomSt
   const auto name = [](Axis axis) { return axis == Axis::kRow ? "row pass" : "column pass"; };
   const torch::Tensor between = pass(x, options_.first, drawn);
   observe(this, name(options_.first), between);
-  const torch::Tensor y = pass(between, second, drawn);
+  torch::Tensor y = pass(between, second, drawn);
   observe(this, name(second), y);
   return y;
 }
