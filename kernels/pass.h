@@ -75,6 +75,8 @@ Status choose_pass(const PassProblem& problem, KernelChoice* choice);
 // the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal.
 std::size_t packed_bytes(const PassProblem& problem);
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream);
+// The same for several problems, in one launch for each run of problems of one width, heads and type.
+Status pack_weights(const PassProblem* problems, void* const* packed, int count, CUstream_st* stream);
 
 Status pass_forward(const PassProblem& problem, const void* packed, const Tokens& y, CUstream_st* stream);
 

@@ -55,7 +55,7 @@ PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_};
 }
 
-torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
+PassOptions AxialAttentionImpl::options_of(const torch::Tensor& x, Axis axis, const RandomState& random) const {
   const std::uint64_t offset = axis == Axis::kRow ? 0 : 1;
   PassOptions pass;
   pass.axis = axis;
@@ -66,8 +66,7 @@ torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const 
   pass.random = random;
   pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,
                                    accumulate_type(x.scalar_type()));
-  return options_.backend == Backend::kFused ? axial_pass(x, parameters_of(axis), pass)
-                                             : reference_pass(x, parameters_of(axis), pass);
+  return pass;
 }
 
 torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
@@ -77,12 +76,16 @@ torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomSt
               "axial attention: relative_bias was built for ", options_.height, " x ", options_.width,
               " tokens, got x ", x.sizes());
   const RandomState drawn = is_training() ? random : RandomState{};
-  const Axis second = options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow;
-  const auto name = [](Axis axis) { return axis == Axis::kRow ? "row pass" : "column pass"; };
-  const torch::Tensor between = pass(x, options_.first, drawn);
-  observe(this, name(options_.first), between);
-  torch::Tensor y = pass(between, second, drawn);
-  observe(this, name(second), y);
+  const Axis axes[] = {options_.first, options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow};
+  const PassParameters parameters[] = {parameters_of(axes[0]), parameters_of(axes[1])};
+  PassOptions passes[] = {options_of(x, axes[0], drawn), options_of(x, axes[1], drawn)};
+  const bool fused = options_.backend == Backend::kFused;
+  if (fused) prepare_passes(x, parameters, passes, 2);
+  torch::Tensor y = x;
+  for (int i = 0; i < 2; ++i) {
+    y = fused ? axial_pass(y, parameters[i], passes[i]) : reference_pass(y, parameters[i], passes[i]);
+    observe(this, axes[i] == Axis::kRow ? "row pass" : "column pass", y);
+  }
   return y;
 }
 

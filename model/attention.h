@@ -25,7 +25,7 @@ class AxialAttentionImpl : public torch::nn::Module {
   PassParameters parameters_of(Axis axis) const;
 
  private:
-  torch::Tensor pass(const torch::Tensor& x, Axis axis, const RandomState& random);
+  PassOptions options_of(const torch::Tensor& x, Axis axis, const RandomState& random) const;
 
   AxialAttentionOptions options_;
   torch::nn::LayerNorm row_norm_{nullptr}, col_norm_{nullptr};

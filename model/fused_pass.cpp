@@ -1,6 +1,7 @@
 #include "model/fused_pass.h"
 
 #include <array>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -93,7 +94,8 @@ at::Tensor kernel_scale(const PassOptions& options) {  // s_b [B]; undefined: no
   return options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
 }
 
-at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x) {
+at::Tensor pack(const kernels::PassProblem& problem, const at::Tensor& x, const PassOptions& options) {
+  if (options.packed.defined()) return options.packed;
   at::Tensor packed = bytes_on(x, kernels::cuda::packed_bytes(problem));
   check_status(kernels::cuda::pack_weights(problem, packed.mutable_data_ptr(), current_stream(x.device())),
                "axial_pass");
@@ -164,8 +166,8 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const Weights weights(p);
     const at::Tensor sample_scale = kernel_scale(options);
     const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
-    const at::Tensor packed = pack(problem, x);
-    const at::Tensor y = run_forward(problem, packed, x, options.axis);
+    const at::Tensor packed = pack(problem, x, options);
+    at::Tensor y = run_forward(problem, packed, x, options.axis);
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng,
                               sample_scale, p.bias});
@@ -223,12 +225,30 @@ at::Tensor fused_pass(const at::Tensor& x, const PassParameters& p, const PassOp
                                   options, gradients);
 }
 
+void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count) {
+  const c10::OptionalDeviceGuard guard(x.device());
+  std::vector<Weights> weights;
+  std::vector<kernels::PassProblem> problems;
+  for (int i = 0; i < count; ++i) {
+    weights.emplace_back(parameters[i]);
+    problems.push_back(problem_on(x, weights.back(), options[i], {}));
+    if (kernels::cuda::packed_bytes(problems.back()) == 0) return;  // by kernels that read the weights as they are
+  }
+  std::vector<void*> packed;
+  for (int i = 0; i < count; ++i) {
+    options[i].packed = bytes_on(x, kernels::cuda::packed_bytes(problems[static_cast<std::size_t>(i)]));
+    packed.push_back(options[i].packed.mutable_data_ptr());
+  }
+  check_status(kernels::cuda::pack_weights(problems.data(), packed.data(), count, current_stream(x.device())),
+               "axial_pass");
+}
+
 at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options) {
   const at::Tensor x = aligned_contiguous(x_any);
   const Weights weights(p);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
-  return run_forward(problem, pack(problem, x), x, options.axis);
+  return run_forward(problem, pack(problem, x, options), x, options.axis);
 }
 
 PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x_any, const PassParameters& p,
@@ -237,7 +257,7 @@ PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x_any,
   const Weights weights(p);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
-  return run_backward(problem, pack(problem, x), dy, x, p, options.axis, wanted);
+  return run_backward(problem, pack(problem, x, options), dy, x, p, options.axis, wanted);
 }
 
 }  // namespace axial

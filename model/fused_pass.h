@@ -18,6 +18,9 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
 at::Tensor fused_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                       bool gradients);
 
+// Packs the weights of `count` passes together, all of which fused_pass_serves: sets `packed` of their options.
+void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count);
+
 // The same below autograd. Callers have checked, hold a device guard and record no gradients.
 at::Tensor fused_pass_forward(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options);
 PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x, const PassParameters& parameters,

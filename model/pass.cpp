@@ -191,13 +191,35 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
   }
 }
 
+namespace {
+
+// Is the backward wanted of a pass?
+bool needs_gradients(const at::Tensor& x, const PassParameters& p) {
+  if (!at::GradMode::is_enabled()) return false;
+  for (const at::Tensor* t : {&x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias}) {
+    if (t->defined() && t->requires_grad()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void prepare_passes(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count) {
+  if (!x.is_cuda()) return;
+  bool gradients = false;  // of one of them is of all: a later x needs them where an earlier weight does
+  for (int i = 0; i < count; ++i) {
+    check_pass(x, parameters[i], options[i]);
+    gradients = gradients || needs_gradients(x, parameters[i]);
+  }
+  for (int i = 0; i < count; ++i) {
+    if (!fused_pass_serves(x, parameters[i], options[i], gradients)) return;
+  }
+  fused_pass_prepare(x, parameters, options, count);
+}
+
 at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
   check_pass(x, p, options);
-  bool save = false;
-  for (const at::Tensor* t : {&x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias}) {
-    save = save || (t->defined() && t->requires_grad());
-  }
-  save = save && at::GradMode::is_enabled();
+  const bool save = needs_gradients(x, p);
   if (fused_pass_serves(x, p, options, save)) return fused_pass(x, p, options, save);
   const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
   return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,

@@ -31,11 +31,16 @@ struct PassOptions {
   std::uint64_t stream = 0;  // of the dropout mask
   RandomState random;        // random.rng is kept for the backward: see axial_attention_core
   at::Tensor sample_scale;   // s_b[B] of the accumulate type, a constant; undefined: 1
+  at::Tensor packed;         // of prepare_passes; undefined: the pass prepares its weights itself
 };
 
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.
 at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
                       const PassParameters& parameters, const PassOptions& options);
+
+// Brings the weights of `count` passes over the same x into the order of the fused kernels, in one launch, where those serve
+// all of them: sets `packed` of their options.
+void prepare_passes(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count);
 
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
 // kept between the two: the backward of a composed pass runs the core forward again.

@@ -43,6 +43,11 @@ __device__ __forceinline__ void bulk_load(std::uint32_t shared, const void* glob
       : "memory");
 }
 
+// As barrier of fragment.cuh, but without waiting for the others.
+__device__ __forceinline__ void barrier_pass(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // A ring of stages between one loading thread and kConsumers warpgroups, one thread of each of which releases.
 template <int kStages, int kConsumers>
 struct Ring {

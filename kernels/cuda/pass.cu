@@ -21,9 +21,6 @@ namespace {
 constexpr std::int64_t kLineRounds = 8;
 constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles past the last one stay below 2^31
 
-// Biases of K and V stay explicit where rows of probabilities do not sum to one.
-bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }
-
 bool general(const PassProblem& problem) {
   return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr;
 }
@@ -192,7 +189,7 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
   for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
     using S = decltype(shape);
     using Split = PassSplitShape<S>;
-    // The one kernel knows different layouts in its general version alone; the three know them always.
+    // The one kernel knows different layouts in its general version alone; the two know them always.
     plan.general = general(problem) || !same_layout;
     plan.split = !backward_serves<S>(geometry.strips, plan.general);
     if (plan.split && split_serves<S>(geometry.strips, general(problem))) plan.general = general(problem);
@@ -273,15 +270,33 @@ std::size_t packed_bytes(const PassProblem& problem) {
 }
 
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream) {
+  return pack_weights(&problem, &packed, 1, stream);
+}
+
+Status pack_weights(const PassProblem* problems, void* const* packed, int count, CUstream_st* stream) {
   CardLimits card;
   Status status = card_limits(&card);
-  if (status.ok()) status = forward_of(problem, card).why;
-  if (status.ok()) status = check_weights(problem.weights);
-  if (!status.ok() || !check_wgmma(problem, card).ok()) return status;  // nothing to pack for other kernels
-  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
-    return failure(Code::kInvalid, "fused pass: the packed weights are null or not aligned to 16 bytes");
+  const auto alike = [](const PassProblem& a, const PassProblem& b) {
+    return a.dim == b.dim && a.heads == b.heads && a.dtype == b.dtype;
+  };
+  for (int i = 0; i < count && status.ok(); ++i) {
+    status = forward_of(problems[i], card).why;
+    if (status.ok()) status = check_weights(problems[i].weights);
+    if (!status.ok() || !check_wgmma(problems[i], card).ok()) continue;  // other kernels pack nothing
+    if (packed[i] == nullptr || reinterpret_cast<std::uintptr_t>(packed[i]) % 16 != 0) {
+      return failure(Code::kInvalid, "fused pass: the packed weights are null or not aligned to 16 bytes");
+    }
   }
-  return pack_pass(problem, explicit_biases(problem), packed, stream);
+  const auto packs = [&](int i) { return check_wgmma(problems[i], card).ok(); };
+  for (int first = 0, next = 0; first < count && status.ok(); first = next) {
+    next = first + 1;
+    if (!packs(first)) continue;
+    while (next < count && next - first < kMaxPackedTogether && packs(next) && alike(problems[first], problems[next])) {
+      ++next;
+    }
+    status = pack_passes(problems + first, packed + first, next - first, stream);
+  }
+  return status;
 }
 
 Status pass_forward(const PassProblem& problem, const void* packed, const Tokens& y, CUstream_st* stream) {

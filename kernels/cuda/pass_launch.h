@@ -44,7 +44,7 @@ bool for_pass_backward_shape(std::int64_t dim, std::int64_t heads, Body&& body) 
   return false;
 }
 
-// The backward in three kernels: D = 128, and lines at D = 64 that are too long for the one.
+// The backward in two kernels: D = 128, and lines at D = 64 that are too long for the one.
 template <class V, class Body>
 bool for_pass_split_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
   if (dim == 128 && heads == 8) return body(PassShape<V, 128, 8, 16>{}), true;
@@ -98,7 +98,7 @@ TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) 
 
 // The grid of a backward is part of its result: every block sums over its own lines.
 struct PassBackwardPlan {
-  bool split = false;             // in three kernels
+  bool split = false;             // in two kernels
   bool general = false;           // by the general kernel
   std::int64_t blocks = 0;        // with slabs
   std::int64_t chunk = 0;         // tiles that pass through scratch at a time, where split

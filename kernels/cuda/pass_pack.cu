@@ -9,11 +9,14 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-struct PackArguments {
+struct PackOne {
   PassWeights weights;
   unsigned char* packed;
-  float query_scale;     // 1/sqrt(d), and log2(e): the softmax is taken to the base 2
   bool explicit_biases;  // of K and V; else V's moves into the output's, and K's is one that softmax does not see
+};
+struct PackArguments {
+  PackOne one[kMaxPackedTogether];
+  float query_scale;  // 1/sqrt(d), and log2(e): the softmax is taken to the base 2
 };
 
 // Bias of row r of W_qkv z: W_qkv norm_bias + b_qkv.
@@ -30,17 +33,23 @@ __device__ __forceinline__ float qkv_bias(const PassWeights& w, int row) {
   return w.qkv_bias != nullptr ? sum + w.qkv_bias[row] : sum;
 }
 
-// Blocks 0 .. S::kDim / kWarps - 1: the output projection and its bias; the others: the rows of QKV.
 template <class S>
-__global__ void __launch_bounds__(kThreads) pack_kernel(PackArguments p) {
+inline constexpr int kPackOutBlocks = S::kDim / kWarps;
+template <class S>
+inline constexpr int kPackBlocks = kPackOutBlocks<S> + S::kQkvRows / kWarps;
+
+// Of the blocks of a problem the first kPackOutBlocks: the output projection and its bias; the others: the rows of QKV.
+template <class S>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackArguments arguments) {
   using V = typename S::Value;
   constexpr int kTrue = S::kDim / S::kHeads;  // channels of a head without its padding
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) >> 5;
+  const PackOne& p = arguments.one[blockIdx.x / kPackBlocks<S>];
+  const int block = static_cast<int>(blockIdx.x) % kPackBlocks<S>;
   const PassWeights& w = p.weights;
   await_previous();
   release_next();
-  constexpr int kOutBlocks = S::kDim / kWarps;
-  if (blockIdx.x < kOutBlocks) {
+  if (block < kPackOutBlocks<S>) {
     __shared__ float value_bias[S::kDim];
     if (!p.explicit_biases) {
 #pragma unroll
@@ -51,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(PackArguments p) {
       }
       __syncthreads();
     }
-    const int row = static_cast<int>(blockIdx.x) * kWarps + warp, channel = out_column(row, S::kDim);
+    const int row = block * kWarps + warp, channel = out_column(row, S::kDim);
     float sum = 0;
 #pragma unroll
     for (int k = lane; k < S::kInner; k += 32) {
@@ -72,11 +81,11 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(PackArguments p) {
     if (lane == 0) reinterpret_cast<float*>(p.packed + S::kOutBias)[channel] = w.out_bias[channel] + sum;
     return;
   }
-  const int row = (static_cast<int>(blockIdx.x) - kOutBlocks) * kWarps + warp;  // of the image
+  const int row = (block - kPackOutBlocks<S>) * kWarps + warp;  // of the image
   const int head = row / (3 * S::kHeadDim), m = row / S::kHeadDim % 3, c = row % S::kHeadDim;
   const bool padding = c >= kTrue;
   const int from = padding ? 0 : m * S::kDim + head * kTrue + c;
-  const float scale = padding ? 0.f : m == 0 ? p.query_scale : 1.f;
+  const float scale = padding ? 0.f : m == 0 ? arguments.query_scale : 1.f;
 #pragma unroll
   for (int k = lane; k < (S::kDim + 63) / 64 * 64; k += 32) {
     const float v = k < S::kDim ? w.qkv_weight[from * S::kDim + k] * w.norm_weight[k] * scale : 0.f;
@@ -87,28 +96,29 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(PackArguments p) {
 }
 
 template <class V>
-Status pack(const PassProblem& problem, const PackArguments& arguments, cudaStream_t stream) {
+Status pack(const PassProblem& problem, const PackArguments& arguments, int count, cudaStream_t stream) {
   Status status;
   for_pass_shape<V>(problem.dim, problem.heads, [&](auto shape) {
     using S = decltype(shape);
     static_assert(S::kDim % kWarps == 0 && S::kQkvRows % kWarps == 0);
-    status = launch_early(pack_kernel<S>, arguments, S::kDim / kWarps + S::kQkvRows / kWarps, kThreads, 0, stream,
-                          "fused pass weights");
+    status =
+        launch_early(pack_kernel<S>, arguments, count * kPackBlocks<S>, kThreads, 0, stream, "fused pass weights");
   });
   return status;
 }
 
 }  // namespace
 
-Status pack_pass(const PassProblem& problem, bool explicit_biases, void* packed, cudaStream_t stream) {
-  PackArguments arguments;
-  arguments.weights = problem.weights;
-  arguments.packed = static_cast<unsigned char*>(packed);
-  arguments.query_scale = static_cast<float>(
-      1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
-  arguments.explicit_biases = explicit_biases;
-  return problem.dtype == DType::kBFloat16 ? pack<__nv_bfloat16>(problem, arguments, stream)
-                                           : pack<__half>(problem, arguments, stream);
+Status pack_passes(const PassProblem* problems, void* const* packed, int count, cudaStream_t stream) {
+  const PassProblem& first = problems[0];
+  PackArguments arguments = {};
+  arguments.query_scale =
+      static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(first.dim) / static_cast<double>(first.heads)));
+  for (int i = 0; i < count; ++i) {
+    arguments.one[i] = {problems[i].weights, static_cast<unsigned char*>(packed[i]), explicit_biases(problems[i])};
+  }
+  return first.dtype == DType::kBFloat16 ? pack<__nv_bfloat16>(first, arguments, count, stream)
+                                         : pack<__half>(first, arguments, count, stream);
 }
 
 }  // namespace axial::kernels::cuda

@@ -6,7 +6,13 @@
 
 namespace axial::kernels::cuda {
 
-// Folds, rounds and swizzles the weights of a problem that for_pass_shape knows.
-Status pack_pass(const PassProblem& problem, bool explicit_biases, void* packed, cudaStream_t stream);
+inline constexpr int kMaxPackedTogether = 8;
+
+// Biases of K and V stay explicit where rows of probabilities do not sum to one.
+inline bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }
+
+// Folds, rounds and swizzles the weights of up to kMaxPackedTogether problems of one width, heads and type, which
+// for_pass_shape knows.
+Status pack_passes(const PassProblem* problems, void* const* packed, int count, cudaStream_t stream);
 
 }  // namespace axial::kernels::cuda

@@ -160,7 +160,7 @@ struct PassBackwardShape {
   static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 3 * 64;
 };
 
-// --- Backward in three kernels, where the gradients of the weights do not fit a block's registers ----
+// --- Backward in two kernels, where the gradients of the weights do not fit a block's registers ----
 //
 // The attention's kernel leaves dQ, dK, dV, O and x_hat, dy in scratch, tile by tile, as images that are copied to
 // shared memory as they stand: [128 rows][128 bytes], swizzled. A block works on one part: 64 channels of the heads.
@@ -196,11 +196,11 @@ struct PassSplitShape {
   // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV and dy, [3][64].
   static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 3 * 64;
 
-  // Shared memory of the products' kernels: a ring of stages, weights or a tile of ones, and the ring's barriers.
-  static constexpr int kWeightStage = (4 + 2 * kBlocks) * 8192, kWeightStages = 3;  // 64 rows of everything
-  static constexpr int kWeightBytes = kWeightStages * kWeightStage + 1024 + 128;
-  static constexpr int kInputStages = 6;  // images
-  static constexpr int kInputBytes = S::kQkvBytes + kInputStages * kImage + 128;
+  // Shared memory of the products' kernel: weights, a ring of stages (two half images each), a tile of ones, what the
+  // warpgroups exchange, the places of 64 rows, and the ring's barriers.
+  static constexpr int kProductStage = 2 * (kImage / 2), kProductStages = 8, kExchangeTurns = kParts == 1 ? 2 : 1;
+  static constexpr int kProductBytes = S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 512 + 128;
+  static_assert(kBlocks <= 2 && kProductBytes <= 232448);
 };
 
 struct PassSplitArguments {

@@ -1,4 +1,4 @@
-// First of three kernels of a backward whose weight gradients do not fit a block (PassSplitShape): everything is
+// First of two kernels of a backward whose weight gradients do not fit a block (PassSplitShape): everything is
 // recomputed from x up to dQ, dK, dV and O, which go to scratch with x_hat and dy.
 //
 // A block is persistent; it keeps the weights of its part and takes tiles of 128 rows, 16 a warp:
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   __syncthreads();
 
   // A thread's x and dy: [row g, g + 8 of its warp's strip][block][half]. 16-byte group of a half row: odd rows start
-  // with the second half, so that two rows meet all banks. They are loaded behind the attention of the tile before,
-  // where registers allow it.
+  // with the second half, so that two rows meet all banks. They are loaded before the attention of the tile before, where
+  // registers allow it, else behind it.
   constexpr bool kEarly = kSplit == 1 && !kGeneral;
   uint4 xr[4 * kBlocks], gr[4 * kBlocks];
   const auto load = [&](int tile) {
@@ -82,21 +82,18 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
     return p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes;
   };
   int tile = p.first_tile + static_cast<int>(blockIdx.x) / L::kParts;
-  if constexpr (kEarly) load(tile);
+  load(tile);
   for (; tile < p.last_tile; tile += step) {
     {
       const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
       const RowPlace<kStrips> place{geometry, late(this_warp)};
       const auto group = [g, t](int j) { return 4 * ((g ^ j) & 1) + t; };
-      if constexpr (!kEarly) {
-        load(tile);
-        if (tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
-          const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
-          if (next != kNoRow) {
-            const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
+      if (!kEarly && tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
+        const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
+        if (next != kNoRow) {
+          const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
-          }
+          for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
         }
       }
       if (threadIdx.x == 0) bulk_wait_read();  // of the tile before
@@ -216,6 +213,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
                     base + L::kExchange + team * (2 * Attend::kExchangeBytes), context);
       }
     }
+    if constexpr (!kEarly) load(tile + step);
     wgmma_publish();
     __syncthreads();
     if (threadIdx.x == 0) {

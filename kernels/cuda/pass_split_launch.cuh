@@ -1,4 +1,4 @@
-// Launches the backward in three kernels in one type; included by the file that instantiates it.
+// Launches the backward in two kernels in one type; included by the file that instantiates it.
 #pragma once
 
 #include "kernels/cuda/pass_launch.h"
@@ -62,14 +62,11 @@ Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& p
                            : launch_split_attention<S, strips(), false>(arguments, plan.blocks, stream, &status);
       });
       if (!launched || !status.ok()) return;
-      if (arguments.slabs != nullptr) {
-        status = launch_early(pass_split_gradients_kernel<S>, arguments, plan.blocks, kProductThreads,
-                              L::kWeightBytes, stream, "fused pass backward");
-        if (!status.ok()) return;
-      }
-      status = launch_early(pass_split_inputs_kernel<S>, arguments,
-                            std::min<std::int64_t>(plan.blocks, arguments.last_tile - arguments.first_tile),
-                            kProductThreads, L::kInputBytes, stream, "fused pass backward");
+      status = arguments.slabs != nullptr
+                   ? launch_early(pass_split_products_kernel<S, true>, arguments, plan.blocks, kProductThreads,
+                                  L::kProductBytes, stream, "fused pass backward")
+                   : launch_early(pass_split_products_kernel<S, false>, arguments, plan.blocks, kProductThreads,
+                                  L::kProductBytes, stream, "fused pass backward");
       if (!status.ok()) return;
     }
   });

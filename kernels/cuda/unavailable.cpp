@@ -43,6 +43,8 @@ std::size_t packed_bytes(const PassProblem&) { return 0; }
 
 Status pack_weights(const PassProblem&, void*, CUstream_st*) { return unavailable(); }
 
+Status pack_weights(const PassProblem*, void* const*, int, CUstream_st*) { return unavailable(); }
+
 Status pass_forward(const PassProblem&, const void*, const Tokens&, CUstream_st*) { return unavailable(); }
 
 std::size_t pass_backward_workspace(const PassProblem&) { return 0; }

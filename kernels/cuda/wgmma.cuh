@@ -20,9 +20,12 @@ namespace axial::kernels::cuda {
 #define AXIAL_HAS_WGMMA 0
 #endif
 
-// The low word of a shared-memory operand's descriptor: the address in units of 16 bytes, and the leading stride,
-// which no product here uses. Steps along k add 2 (K-major, 32 bytes) or 128 (MN-major, 16 rows).
-__device__ __forceinline__ std::uint32_t wgmma_operand(std::uint32_t shared) { return (shared >> 4) | 0x10000u; }
+// The low word of a shared-memory operand's descriptor: the address in units of 16 bytes, and the leading stride: how many
+// bytes behind each other blocks of 64 values lie of an MN-major operand that is wider. Steps along k add 2 (K-major,
+// 32 bytes) or 128 (MN-major, 16 rows).
+__device__ __forceinline__ std::uint32_t wgmma_operand(std::uint32_t shared, int block_stride = 16) {
+  return (shared >> 4) | static_cast<std::uint32_t>(block_stride >> 4) << 16;
+}
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -38,6 +41,17 @@ __device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
 }
 // What was written to shared memory by ordinary stores becomes visible to wgmma's operands.
 __device__ __forceinline__ void wgmma_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// All warps of a warpgroup: from here on each thread has so many registers (PTX ISA, "setmaxnreg"). take waits until others
+// have given enough.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // rs: A from registers, B from shared memory; ss: both from shared memory. kTransA/kTransB: MN-major.
 // Where `accumulate` is false D is overwritten.

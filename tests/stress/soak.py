@@ -7,6 +7,11 @@ Fashion-MNIST where it is installed (else a synthetic set), on one CPU thread, w
 checkpoints each epoch, and `axial report` of the run every few minutes. Every ten seconds resident memory, open
 files and threads go into the CSV file; at the end their slopes after the warm-up are printed. Exit code 1: a command failed,
 or the memory grows by more than --most MiB an hour, or files or threads grow at all.
+
+    tests/stress/soak.py build/axial --gpu 0 --seconds 600 --warmup 120
+
+trains fashion_mnist_speed.yaml on that GPU, which nothing else may use, and watches its memory too (nvidia-smi): it may
+not grow at all.
 """
 
 import argparse
@@ -23,10 +28,17 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[2]
 
 
-def sample(pid):
+def sample(pid, gpu):
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in status if ":" in line)
-    return (int(fields["VmRSS"].split()[0]), len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"]))
+    values = (int(fields["VmRSS"].split()[0]), len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"]))
+    return values if gpu is None else (*values, device_memory(gpu))
+
+
+def device_memory(gpu):
+    """MiB in use on a GPU, by whoever."""
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, check=True, capture_output=True, text=True).stdout)
 
 
 def slope(times, values):
@@ -37,8 +49,12 @@ def slope(times, values):
 
 
 def command(options, folder):
-    name = "fashion_mnist_cpu" if Path("/usr/share/datasets/fashion-mnist").is_dir() else "smoke"
-    sized = ["data.train_limit=6000"] if name == "fashion_mnist_cpu" else ["data.synthetic_train=4096"]
+    if options.gpu is not None:
+        name, sized = "fashion_mnist_speed", ["train.device=cuda", "train.eval_every=1", "train.checkpoint_every=1"]
+    elif Path("/usr/share/datasets/fashion-mnist").is_dir():
+        name, sized = "fashion_mnist_cpu", ["data.train_limit=6000"]
+    else:
+        name, sized = "smoke", ["data.synthetic_train=4096"]
     return [
         options.program,
         "train",
@@ -69,20 +85,24 @@ def main():
     parser.add_argument("--report", type=float, default=300, help="seconds between reports")
     parser.add_argument("--most", type=float, default=4, help="MiB an hour that memory may grow by")
     parser.add_argument("--csv", type=Path, help="where the samples go")
+    parser.add_argument("--gpu", type=int, help="train on this GPU and watch its memory")
     options = parser.parse_args()
     options.program = str(Path(options.program).resolve())
 
+    environment = dict(os.environ)
+    if options.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(options.gpu)
     rows, reports = [], 0
     with tempfile.TemporaryDirectory(prefix="axial-soak-") as name:
         folder = Path(name)
         with open(folder / "log", "wb") as log:
-            training = subprocess.Popen(command(options, folder), stdout=log, stderr=log)
+            training = subprocess.Popen(command(options, folder), stdout=log, stderr=log, env=environment)
         begin = time.monotonic()
         try:
             while training.poll() is None:
                 now = time.monotonic() - begin
                 try:
-                    rows.append((now, *sample(training.pid)))
+                    rows.append((now, *sample(training.pid, options.gpu)))
                 except (OSError, KeyError):  # it has ended in between
                     break
                 if now > (reports + 1) * options.report:
@@ -100,7 +120,9 @@ def main():
                 training.wait()
         if options.csv:
             with open(options.csv, "w", newline="") as file:
-                csv.writer(file).writerows([("seconds", "rss_kib", "files", "threads"), *rows])
+                csv.writer(file).writerows(
+                    [("seconds", "rss_kib", "files", "threads", *([] if options.gpu is None else ["gpu_mib"])), *rows]
+                )
         metrics = folder / "run" / "metrics.csv"
         epochs = len(metrics.read_text().splitlines()) - 1 if metrics.is_file() else 0
         if code != 0:
@@ -124,7 +146,8 @@ def main():
         f"{last:.1f}; {min(r[1] for r in steady) / 1024:.1f} to {max(r[1] for r in steady) / 1024:.1f} MiB"
     )
     bad = grows > options.most
-    for column, what in ((2, "open files"), (3, "threads")):
+    columns = [(2, "open files"), (3, "threads"), *([] if options.gpu is None else [(4, "MiB on the GPU")])]
+    for column, what in columns:
         values = [row[column] for row in steady]
         first, last = (statistics.median(row[column] for row in part) for part in (steady[:third], steady[-third:]))
         print(
