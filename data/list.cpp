@@ -91,8 +91,9 @@ Columns columns_of(const Record& first) {
 }  // namespace
 
 Listing read_list(const fs::path& file, bool outside) {
-  const std::vector<std::uint8_t> text = InputFile(file).read(kMostBytes);
-  const std::vector<Record> records = parse(file, text);
+  InputFile input(file);
+  if (input.compressed()) fail(file, "is compressed with gzip, expected CSV as it is");  // a bomb, perhaps
+  const std::vector<Record> records = parse(file, input.read(kMostBytes));
   const fs::path folder = file.parent_path();
   const Columns columns = records.empty() ? Columns{} : columns_of(records[0]);
   Listing listing;

@@ -1,4 +1,4 @@
-// Which image files a set consists of: folders of classes, or a list. Inside data/ only.
+// Which image files a set consists of: folders of classes, or a list.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ void check_options(const AxialAttentionOptions& o) {
 
 }  // namespace
 
-AxialAttentionImpl::AxialAttentionImpl(AxialAttentionOptions options) : options_(std::move(options)) {
+AxialAttentionImpl::AxialAttentionImpl(const AxialAttentionOptions& options) : options_(options) {
   check_options(options_);
   const std::int64_t dim = options_.dim;
   const auto norm = [&](const char* name) {

@@ -14,7 +14,7 @@ namespace axial {
 // col_* likewise; with relative_bias also row_bias [h, 2W-1] and col_bias [h, 2H-1].
 class AxialAttentionImpl : public torch::nn::Module {
  public:
-  explicit AxialAttentionImpl(AxialAttentionOptions options);
+  explicit AxialAttentionImpl(const AxialAttentionOptions& options);
 
   // x [B, H, W, D], any strides -> the same shape and type, contiguous. `random` is used in training
   // mode only.

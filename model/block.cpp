@@ -10,7 +10,7 @@
 
 namespace axial {
 
-AxialBlockImpl::AxialBlockImpl(AxialBlockOptions options) : options_(std::move(options)) {
+AxialBlockImpl::AxialBlockImpl(const AxialBlockOptions& options) : options_(options) {
   const std::int64_t dim = options_.attention.dim;
   const auto hidden = static_cast<std::int64_t>(std::llround(options_.mlp_ratio * static_cast<double>(dim)));
   TORCH_CHECK(options_.mlp_ratio > 0 && hidden > 0, "axial block: mlp_ratio must be positive, is ",

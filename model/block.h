@@ -18,7 +18,7 @@ inline constexpr std::uint64_t kStreamsPerBlock = 5;
 // [rD], mlp_down.weight [D, rD], mlp_down.bias [D].
 class AxialBlockImpl : public torch::nn::Module {
  public:
-  explicit AxialBlockImpl(AxialBlockOptions options);
+  explicit AxialBlockImpl(const AxialBlockOptions& options);
 
   // x [B, H, W, D] -> the same shape and type. `random` is used in training mode only.
   torch::Tensor forward(const torch::Tensor& x, const RandomState& random = {});

@@ -129,6 +129,7 @@ int run_bench(const BenchArguments& a) {
   for (const bench::Shape& shape : shapes) {
     for (const bench::Type& type : types) {
       std::vector<bench::Measurement> side_by_side;
+      side_by_side.reserve(backends.size());
       for (const Backend backend : backends) {
         side_by_side.push_back(bench::measure(*machine, shape, type, backend, run.repeats));
       }

@@ -19,7 +19,7 @@ int run_eval(const EvalArguments& a) {
   if (!a.json.empty()) json.emplace(a.json, std::vector<std::filesystem::path>{resolve_checkpoint(a.checkpoint)});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   const Config& config = loaded.info.config;
-  if (json) json->keep({config.data.train_list, config.data.test_list});
+  if (json) check_result(*json, config);
   const data::Dataset test = load_test(config, loaded.info.spec.classes);
   check_images(test, loaded.info.spec);
   log_notes(test);

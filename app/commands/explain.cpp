@@ -9,6 +9,7 @@
 #include "app/results/picture.h"
 #include "app/results/test_images.h"
 #include "app/run/output_file.h"
+#include "app/train/checks.h"
 #include "data/image.h"
 
 namespace axial::app {
@@ -31,7 +32,7 @@ Json likeliest(const at::Tensor& logits, const std::vector<std::string>& classes
 int run_explain(const ExplainArguments& a) {
   const OutputFile file(a.output, {a.image, resolve_checkpoint(a.checkpoint)});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
-  file.keep({loaded.info.config.data.train_list, loaded.info.config.data.test_list});
+  check_result(file, loaded.info.config);
   const ImageSpec& spec = loaded.info.spec;
   at::Tensor seen, shown;
   if (const auto index = test_index(a.image)) {

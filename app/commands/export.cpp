@@ -7,6 +7,7 @@
 #include "app/run/log.h"
 #include "app/run/output_file.h"
 #include "app/run/run_error.h"
+#include "app/train/checks.h"
 #include "app/train/state.h"
 #include "model/classifier.h"
 
@@ -17,6 +18,7 @@ int run_export(const ExportArguments& a) {
   const OutputFile target(a.output, {path});
   const SafetensorsFile file = read_safetensors(path);
   const CheckpointInfo info = checkpoint_info(file, path);
+  check_result(target, info.config);
   if (a.weights == "ema" && !info.has_ema) {
     throw RunError(path.string() + ": holds no averaged weights (train.ema_decay was 0); export --weights model");
   }

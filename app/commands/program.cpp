@@ -110,7 +110,8 @@ bool reader_left() {
 
 // What libtorch says when the CPU's memory is out, in words that help.
 std::string describe(const c10::Error& error) {
-  const std::string text = first_line(error.what_without_backtrace()), mark = "you tried to allocate ";
+  const std::string mark = "you tried to allocate ";
+  std::string text = first_line(error.what_without_backtrace());
   const std::size_t at = text.find(mark);
   if (text.find("DefaultCPUAllocator") == std::string::npos || at == std::string::npos) return text;
   const std::size_t from = at + mark.size();

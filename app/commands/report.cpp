@@ -9,6 +9,7 @@
 #include "app/results/run_results.h"
 #include "app/run/log.h"
 #include "app/run/output_file.h"
+#include "app/train/checks.h"
 
 namespace axial::app {
 namespace {
@@ -52,8 +53,7 @@ int run_report(const ReportArguments& a) {
     if (!run.summary.problem.empty()) log::warning(run.summary.problem);
   }
   const OutputFile file(a.output);
-  for (const ReportedRun& run : runs)
-    file.keep({run.summary.config.data.train_list, run.summary.config.data.test_list});
+  for (const ReportedRun& run : runs) check_result(file, run.summary.config);
   Json evaluated = Json::array();
   for (ReportedRun& run : runs) {
     log::info("evaluating " + run.summary.path.string());

@@ -6,7 +6,10 @@
 
 #include "app/checkpoint/safetensors.h"
 #include "app/config/load.h"
+#include "app/run/run_error.h"
 #include "app/train/summary.h"
+#include "data/listing.h"
+#include "model/elements.h"
 
 namespace axial::app {
 
@@ -75,6 +78,13 @@ void check_memory(const Config& config, const data::Dataset& train, const data::
   check("data.eval_batch_size", config.data.eval_batch_size, evaluated);
 }
 
+void check_model(const AxialClassifierOptions& options, double memory) {
+  const double bytes = 2 * sizeof(float) * element_count(options);
+  if (bytes <= memory) return;
+  throw ConfigError("model.dim, model.depth: the parameters and their gradients take " + size_text(bytes) +
+                    ", and this machine has " + size_text(memory) + "; make the model smaller");
+}
+
 double machine_memory() {
   return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
@@ -96,6 +106,34 @@ void check_output(const Config& config, const std::filesystem::path& run) {
   };
   check("-o or train.output", run);
   if (d.cache == "disk" && !d.cache_dir.empty()) check("data.cache_dir", d.cache_dir);
+}
+
+void check_result(const OutputFile& file, const Config& config) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const DataConfig& d = config.data;
+  file.keep({d.train_list, d.test_list});
+  if (d.dataset == "image_folder") {
+    const fs::path folder = fs::weakly_canonical(d.dir, error), inside = file.path().lexically_relative(folder);
+    const std::string first = inside.empty() ? ".." : inside.begin()->string();
+    const bool parts = fs::exists(folder / "train", error);  // else each folder is a class
+    if (first == ".." || inside == inside.filename()) return;
+    if (parts && first != "train" && first != "test" && first != "val") return;
+    throw RunError(file.path().string() + ": lies among the pictures of data.dir (" + d.dir +
+                   "); choose a file outside");
+  }
+  if (!fs::exists(file.path(), error)) return;
+  for (const std::string& list : {d.train_list, d.test_list}) {
+    if (list.empty()) continue;
+    std::vector<fs::path> pictures;
+    try {
+      for (const data::Listed& image : data::read_list(list, d.list_outside).images)
+        pictures.emplace_back(image.path);
+    } catch (const data::DataError&) {  // said by who reads the set
+      continue;
+    }
+    file.keep(pictures);
+  }
 }
 
 void check_images(const data::Dataset& set, const ImageSpec& spec) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "app/config/config.h"
+#include "app/run/output_file.h"
 #include "app/train/build.h"
 
 namespace axial::app {
@@ -22,9 +23,15 @@ void check_batches(const Config& config, const data::Dataset& train);
 void check_memory(const Config& config, const data::Dataset& train, const data::Dataset& evaluated, double memory);
 double machine_memory();
 
+// The same for the model's parameters and their gradients, before the first is made. Throws ConfigError.
+void check_model(const AxialClassifierOptions& options, double memory);
+
 // No output lies among the folders that are the classes, where it would become one. Throws ConfigError. `run`: the
 // folder of the run that is about to be made, or the one that it will be made in.
 void check_output(const Config& config, const std::filesystem::path& run);
+
+// No result is written over a list or a picture of the run's set, nor among its pictures. Throws RunError.
+void check_result(const OutputFile& file, const Config& config);
 
 // A set's images and classes are those that a model is trained on. Throws data::DataError.
 void check_images(const data::Dataset& set, const ImageSpec& spec);

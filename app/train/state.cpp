@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include <nlohmann/json.hpp>
@@ -13,9 +14,11 @@
 #include "app/config/schema.h"
 #include "app/config/yaml_tree.h"
 #include "app/run/log.h"
+#include "app/train/checks.h"
 #include "app/train/freeze.h"
 #include "app/version.h"
 #include "model/classifier.h"
+#include "model/elements.h"
 
 namespace axial::app {
 
@@ -40,8 +43,10 @@ NamedTensors trained_parameters(const torch::nn::Module& module) {
 
 std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const ImageSpec& spec, at::Device device) {
   // Initial weights are drawn on the CPU, so that they do not depend on the device.
+  const AxialClassifierOptions options = classifier_options(config, spec);
+  check_model(options, machine_memory());
   torch::manual_seed(config.train.seed);
-  auto model = std::make_shared<AxialClassifierImpl>(classifier_options(config, spec));
+  auto model = std::make_shared<AxialClassifierImpl>(options);
   model->to(device);
   freeze(*model, config.train.freeze);
   return model;
@@ -179,6 +184,25 @@ void put(SafetensorsFile& file, const std::string& prefix, const NamedTensors& t
   for (const auto& [name, tensor] : tensors) file.tensors[prefix + name] = tensor.detach().to(at::kCPU).contiguous();
 }
 
+// A model of a size that the file does not hold is never made: a few words of metadata would take all the memory
+// there is. Of a small one load_into names the tensors that differ.
+void check_size(const CheckpointInfo& info, const SafetensorsFile& file, const std::filesystem::path& path) {
+  constexpr double kSmall = 1 << 24;
+  double held = 0;
+  for (const auto& [name, tensor] : file.tensors) {
+    if (name.compare(0, 6, "model.") == 0) held += static_cast<double>(tensor.numel());
+  }
+  const double described = element_count(classifier_options(info.config, info.spec));
+  if (described <= std::max(held, kSmall)) return;
+  const auto text = [](double count) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.0f", count);
+    return std::string(digits);
+  };
+  throw CheckpointError(path.string() + ": does not fit: its configuration describes a model of " + text(described) +
+                        " numbers, and it holds " + text(held) + " under model.");
+}
+
 }  // namespace
 
 SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, const ImageSpec& spec) {
@@ -257,6 +281,7 @@ CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesyste
         info.spec.mean.size() != channels || info.spec.std.size() != channels || !scales || !shifts) {
       throw std::runtime_error("image description out of range");
     }
+    check_size(info, file, path);
   } catch (const CheckpointError&) {
     throw;
   } catch (const ConfigError& e) {

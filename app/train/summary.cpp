@@ -11,8 +11,8 @@ namespace {
 
 double stem_operations(const AxialClassifierOptions& o) {
   if (o.stem == Stem::kPatch) {
-    const auto up = [&](std::int64_t size) { return static_cast<double>((size + o.patch_size - 1) / o.patch_size); };
-    return 2.0 * up(o.image_height) * up(o.image_width) *
+    const auto up = [&](std::int64_t size) { return (size + o.patch_size - 1) / o.patch_size; };
+    return 2.0 * static_cast<double>(up(o.image_height) * up(o.image_width)) *
            static_cast<double>(o.patch_size * o.patch_size * o.channels * o.dim[0]);
   }
   double sum = 0;

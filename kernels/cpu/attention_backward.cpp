@@ -288,8 +288,9 @@ Status attention_backward(const AttentionProblem& problem, const AttentionGradie
   const bool nothing_wanted = gradients.dq.data == nullptr && gradients.dk.data == nullptr &&
                               gradients.dv.data == nullptr && gradients.d_bias == nullptr;
   if (nothing_wanted) return {};
-  const auto address = round_up(reinterpret_cast<std::uintptr_t>(workspace), std::uintptr_t{kWorkspaceAlignment});
-  char* aligned = workspace == nullptr ? nullptr : reinterpret_cast<char*>(address);
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
+  const std::uintptr_t padding = round_up(address, std::uintptr_t{kWorkspaceAlignment}) - address;
+  char* aligned = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + padding;
   const DropoutState dropout = dropout_state(problem.dropout);
   const auto chunks = HWY_DYNAMIC_DISPATCH(backward_chunks);
   execute(executor, plan.chunks, [&](std::int64_t begin, std::int64_t end) {

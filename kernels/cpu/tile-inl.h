@@ -106,6 +106,7 @@ template <class Element>
 HWY_INLINE void prefetch(const Element* from, std::int64_t ahead) {
   const std::uintptr_t address =
       reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(ahead) * sizeof(Element);
+  // A pointer's own arithmetic may not leave the array. NOLINTNEXTLINE(performance-no-int-to-ptr)
   __builtin_prefetch(reinterpret_cast<const void*>(address));
 }
 
@@ -192,8 +193,8 @@ HWY_NOINLINE void store_tile(D d, const T* tile, int width, int rows, int channe
 // to[columns, rows] = from[rows, columns]; leading dimensions are in elements. Rows and columns are rounded up to a
 // block (4 floats, 2 doubles), which both tiles must hold.
 template <class T>
-HWY_NOINLINE void transpose_tile(const T* HWY_RESTRICT from, int ld_from, int rows, int columns, T* HWY_RESTRICT to,
-                                 int ld_to) {
+HWY_NOINLINE void transpose_tile(const T* HWY_RESTRICT from, std::int64_t ld_from, int rows, int columns,
+                                 T* HWY_RESTRICT to, std::int64_t ld_to) {
 #if HWY_TARGET == HWY_SCALAR
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < columns; ++c) to[c * ld_to + r] = from[r * ld_from + c];

@@ -10,6 +10,7 @@
 #include "app/checkpoint/safetensors.h"
 #include "app/config/load.h"
 #include "app/train/checks.h"
+#include "model/elements.h"
 #include "tests/app/pictures.h"
 #include "tests/app/program.h"
 
@@ -99,6 +100,35 @@ TEST(Checks, ABatchThatMemoryCannotHoldIsRefused) {
   EXPECT_GT(app::machine_memory(), 1e8);
 }
 
+TEST(Checks, AModelThatMemoryCannotHoldIsRefused) {
+  AxialClassifierOptions options;
+  options.depth = {2};
+  EXPECT_NO_THROW(app::check_model(options, 8 * element_count(options)));
+  EXPECT_THROW(app::check_model(options, 8 * element_count(options) - 1), app::ConfigError);
+}
+
+// A few words of a checkpoint's metadata describe a model of any size.
+TEST_F(Start, ACheckpointThatDescribesALargerModelThanItHoldsIsRefusedUnbuilt) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  app::SafetensorsFile file = app::read_safetensors(folder_ / "run" / "checkpoints" / "last.safetensors");
+  app::Config config = app::parse_config(file.metadata.at("axial.config"), "checkpoint");
+  config.model.dim = {16384, 16384};
+  config.model.heads = {64, 64};
+  file.metadata["axial.config"] = app::to_yaml(config);
+  app::write_safetensors(folder_ / "huge.safetensors", file);
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"eval", "huge.safetensors"},
+                                                  {"predict", "huge.safetensors", "0"},
+                                                  {"info", "huge.safetensors"},
+                                                  {"export", "huge.safetensors", "-o", "x.safetensors"},
+                                                  {"train", "--resume=huge.safetensors", "-o", "x"},
+                                                  small("x", {"train.init_from=huge.safetensors"})}) {
+    expect_error(run(command), 1,
+                 {"huge.safetensors: does not fit", "describes a model of 7517392011 numbers", "under model."});
+  }
+  expect_error(run(small("x", {"model.dim=65536", "model.heads=256", "model.depth=1000"})), 2,
+               {"model.dim", "TiB", "this machine has"});
+}
+
 // The folders in data.dir are the classes where there is no train/.
 TEST_F(Start, NoOutputBecomesAClass) {
   for (const char* name : {"cat", "dog"}) {
@@ -117,6 +147,40 @@ TEST_F(Start, NoOutputBecomesAClass) {
   write_picture_set(folder_ / "split", {"cat", "dog"}, 10);
   const Outcome o = run(pictures("split", {"-o", "split/runs/a", "train.epochs=1"}));
   EXPECT_EQ(o.code, 0) << o.err;
+}
+
+// Pictures that a model is trained on are not where its results go.
+TEST_F(Start, NoResultReplacesAPicture) {
+  write_picture_set(folder_ / "set", {"cat", "dog"}, 10);
+  ASSERT_EQ(run(pictures("set", {"-o", "run", "train.epochs=1"})).code, 0);
+  for (const char* output : {"set/train/cat/0.png", "set/test/dog/../dog/new.png"}) {
+    expect_error(run({"explain", "run", "0", "-o", output}), 1, {"lies among the pictures", "data.dir"});
+    expect_error(run({"eval", "run", "--json", output}), 1, {"lies among the pictures"});
+    expect_error(run({"export", "run", "-o", output}), 1, {"lies among the pictures"});
+    expect_error(run({"report", "run", "-o", output}), 1, {"lies among the pictures"});
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "set/test/dog/new.png"));
+  EXPECT_EQ(run({"explain", "run", "0", "-o", "set/map.png"}).code, 0) << "beside train/ and test/ there is room";
+  // without train/ each folder is a class
+  fs::create_directory(folder_ / "flat");
+  for (const char* name : {"cat", "dog"}) fs::rename(folder_ / "set/train" / name, folder_ / "flat" / name);
+  expect_error(run({"explain", "run", "flat/cat/1.png", "-o", "flat/cat/map.png", "data.dir=flat"}), 1,
+               {"flat/cat/map.png", "lies among the pictures"});
+  EXPECT_EQ(run({"explain", "run", "flat/cat/1.png", "-o", "flat/map.png", "data.dir=flat"}).code, 0);
+  // what a list names
+  std::ofstream list(folder_ / "list.csv");
+  for (const char* name : {"cat", "dog"}) {
+    for (int i = 0; i < 10; ++i) list << "flat/" << name << "/" << i << ".png," << name << "\n";
+  }
+  list.close();
+  ASSERT_EQ(
+      run(pictures("", {"-o", "listed", "data.dataset=image_list", "data.train_list=list.csv", "train.epochs=1"}))
+          .code,
+      0);
+  const std::string before = read_file(folder_ / "flat/dog/2.png");
+  expect_error(run({"explain", "listed", "0", "-o", "flat/dog/2.png"}), 1, {"is what is read"});
+  EXPECT_EQ(read_file(folder_ / "flat/dog/2.png"), before);
+  EXPECT_EQ(run({"explain", "listed", "0", "-o", "flat/dog/map.png"}).code, 0);
 }
 
 // Two processes that each believed to be the only one would write one run, or train twice.

@@ -55,6 +55,13 @@ TEST_F(List, ErrorsNameTheLine) {
   expect_parts(error_of([&] { read_list(dir_ / "none.csv", false); }), {"none.csv", "no such file"});
 }
 
+// A few KB of gzip can be GB of lines.
+TEST_F(List, GzipIsNoList) {
+  const std::string text = "a.png,cat\n";
+  write(dir_ / "set.csv", gzip(Bytes(text.begin(), text.end())));
+  expect_parts(error_of([&] { read_list(dir_ / "set.csv", false); }), {"set.csv: ", "gzip", "expected CSV"});
+}
+
 TEST_F(List, PathsStayInTheFolderUnlessAskedFor) {
   const std::string file = (dir_ / "set.csv").string();
   expect_parts(error("a.png,1\n../b.png,2\n"),
