@@ -23,6 +23,9 @@ void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
   TORCH_CHECK(!o.relative_bias || (o.height > 0 && o.width > 0),
               "axial attention: relative_bias needs height and width, which are ", o.height, " and ", o.width);
+  TORCH_CHECK(!o.rotary || o.dim / o.heads % 2 == 0,
+              "axial attention: rotary turns pairs of channels, dim / heads must be even, is ", o.dim / o.heads);
+  TORCH_CHECK(!o.rotary || o.rotary_base > 1, "axial attention: rotary_base must be above 1, is ", o.rotary_base);
 }
 
 }  // namespace
@@ -55,7 +58,7 @@ PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_};
 }
 
-torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
+PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random) {
   const std::uint64_t offset = axis == Axis::kRow ? 0 : 1;
   PassOptions pass;
   pass.axis = axis;
@@ -66,6 +69,17 @@ torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const 
   pass.random = random;
   pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,
                                    accumulate_type(x.scalar_type()));
+  if (options_.rotary) {
+    const bool row = axis == Axis::kRow;
+    pass.rotary = (row ? row_rotary_ : col_rotary_)
+                      .get(x.size(row ? 2 : 1), options_.dim / options_.heads, options_.rotary_base,
+                           x.options().dtype(accumulate_type(x.scalar_type())));
+  }
+  return pass;
+}
+
+torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
+  const PassOptions pass = options_of(axis, x, random);
   return options_.backend == Backend::kFused ? axial_pass(x, parameters_of(axis), pass)
                                              : reference_pass(x, parameters_of(axis), pass);
 }

@@ -7,6 +7,7 @@
 #include "model/options.h"
 #include "model/pass.h"
 #include "model/random.h"
+#include "model/rotary.h"
 
 namespace axial {
 
@@ -23,6 +24,8 @@ class AxialAttentionImpl : public torch::nn::Module {
   const AxialAttentionOptions& options() const { return options_; }
   // The parameters of one pass, as the Functions take them.
   PassParameters parameters_of(Axis axis) const;
+  // And its options on x[B, H, W, D].
+  PassOptions options_of(Axis axis, const torch::Tensor& x, const RandomState& random);
 
  private:
   torch::Tensor pass(const torch::Tensor& x, Axis axis, const RandomState& random);
@@ -31,6 +34,7 @@ class AxialAttentionImpl : public torch::nn::Module {
   torch::nn::LayerNorm row_norm_{nullptr}, col_norm_{nullptr};
   torch::nn::Linear row_qkv_{nullptr}, row_out_{nullptr}, col_qkv_{nullptr}, col_out_{nullptr};
   torch::Tensor row_bias_, col_bias_;
+  RotaryTable row_rotary_, col_rotary_;
 };
 TORCH_MODULE(AxialAttention);
 

@@ -60,6 +60,8 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
       attention.first = o.first;
       attention.dropout = o.attention_dropout;
       attention.relative_bias = o.relative_bias;
+      attention.rotary = o.rotary;
+      attention.rotary_base = o.rotary_base;
       attention.height = height;
       attention.width = width;
       attention.drop_path =

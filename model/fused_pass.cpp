@@ -206,6 +206,7 @@ kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height,
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
   if (!x.is_cuda() || x.numel() == 0) return false;
+  if (options.rotary.defined()) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.

@@ -9,6 +9,7 @@
 #include "model/classifier.h"
 #include "model/core.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 
 namespace axial {
 
@@ -121,13 +122,14 @@ struct PassCase {
   bool bias = false, strided = false;
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
+  bool rotary = false;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   GradcheckProblem problem;
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
-                 (c.drop_path > 0 ? ", depth" : "");
+                 (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -150,6 +152,7 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
     options.sample_scale = at::full({c.shape[0]}, 1 / (1 - c.drop_path), x.options());
     options.sample_scale.select(0, 0).zero_();
   }
+  if (c.rotary) options.rotary = rotary_table(length, c.shape[3] / c.heads, 30, x.options());
   const auto leaves = problem.leaves;
   const auto parameters = [leaves](at::Tensor Leaf::*side) {
     return PassParameters{leaves[1].*side, leaves[2].*side, leaves[3].*side,
@@ -191,7 +194,7 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   return problem;
 }
 
-GradcheckProblem layer_problem(Draw& draw) {
+GradcheckProblem layer_problem(Draw& draw, bool rotary) {
   AxialAttentionOptions o;
   o.dim = 12;
   o.heads = 3;
@@ -201,8 +204,9 @@ GradcheckProblem layer_problem(Draw& draw) {
   o.relative_bias = true;
   o.height = 3;
   o.width = 5;
+  o.rotary = rotary;
   return module_problem<AxialAttention>(
-      draw, "layer [4, 3, 5, 12] h=3, all options",
+      draw, std::string("layer [4, 3, 5, 12] h=3, ") + (rotary ? "all options" : "without rotary"),
       [=](Backend backend) mutable {
         o.backend = backend;
         return AxialAttention(o);
@@ -224,6 +228,7 @@ GradcheckProblem classifier_problem(Draw& draw, Stem stem) {
   o.heads = {2, 3};
   o.depth = {1, 1};
   o.relative_bias = stem == Stem::kConv;
+  o.rotary = stem == Stem::kPatch;
   o.attention_dropout = 0.2;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -260,10 +265,12 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{3, 5, 4, 8}, 1, column, false, false, 0, 0.4, In::kSliced},
            {{2, 3, 1, 6}, 2, row, true, false, 0, 0, In::kContiguous},
            {{2, 1, 17, 20}, 4, row, false, true, 0.2, 0, In::kSliced},
+           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, true},
+           {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
        }) {
     problems.push_back(pass_problem(draw, c));
   }
-  problems.push_back(layer_problem(draw));
+  for (const bool rotary : {false, true}) problems.push_back(layer_problem(draw, rotary));
   problems.push_back(classifier_problem(draw, Stem::kPatch));
   problems.push_back(classifier_problem(draw, Stem::kConv));
   return problems;

@@ -8,9 +8,11 @@
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "model/bridge.h"
 #include "model/gradcheck_cases.h"
 #include "model/mlp.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 #include "model/tolerance.h"
 
 namespace axial {
@@ -110,18 +112,26 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
-// With learned relative biases, or without.
+// What a pass may have beside its projections.
+struct PassParts {
+  bool bias = true, rotary = false;
+};
+
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report, bool biased = true) {
+                   const std::function<void(GradcheckResult)>& report, const PassParts& parts = {}) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
   options.axis = axis;
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
-  const auto with = [options](auto pass) {
+  const at::Tensor table =  // in float64
+      parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
+  const auto with = [options, table](auto pass) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
-      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q.size() > 5 ? q[5] : at::Tensor()}, options);
+      PassOptions o = options;
+      if (table.defined()) o.rotary = table.to(accumulate_type(x.scalar_type()));
+      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q.size() > 5 ? q[5] : at::Tensor()}, o);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
@@ -129,10 +139,10 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
                                                                 {"qkv_weight", p.qkv_weight},
                                                                 {"out_weight", p.out_weight},
                                                                 {"out_bias", p.out_bias}};
-  if (biased) parameters.emplace_back("bias", p.bias);
+  if (parts.bias) parameters.emplace_back("bias", p.bias);
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads),
+                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
@@ -179,7 +189,8 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, c.relative_bias);
+  const PassParts parts{c.relative_bias, c.rotary};
+  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
   check_mlp_in(draw, s, c.hidden, false, n, false, report);
   return results;
 }
@@ -198,6 +209,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }

@@ -4,10 +4,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "model/bridge.h"
+#include "model/composed.h"
 #include "model/fused_pass.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
-#include "model/composed.h"
+#include "model/rotary.h"
 
 namespace axial {
 namespace {
@@ -25,6 +26,14 @@ CoreInputs core_inputs(const at::Tensor& qkv, const at::Tensor& bias, at::IntArr
   return {third(qkv, image, heads, 0), third(qkv, image, heads, 1), third(qkv, image, heads, 2), bias};
 }
 
+// Queries and keys [B, H, W, 2h, d] of qkv [T, 3D], or their gradients.
+void rotate_queries_and_keys_(const at::Tensor& qkv, at::IntArrayRef image, const PassOptions& options, bool back) {
+  if (!options.rotary.defined()) return;
+  const std::int64_t heads = options.heads;
+  const at::Tensor by_head = qkv.view({image[0], image[1], image[2], 3 * heads, image[3] / heads});
+  rotate_(by_head.narrow(3, 0, 2 * heads), options.rotary, options.axis, back);
+}
+
 CoreOptions core_options(const PassOptions& options) {
   CoreOptions core;
   core.axis = options.axis;
@@ -38,7 +47,7 @@ CoreOptions core_options(const PassOptions& options) {
 struct Composed {
   at::Tensor x;               // [B, H, W, D], contiguous
   at::Tensor core_bias;       // [h, 2L-1], accumulate type; undefined: none
-  at::Tensor qkv;             // [T, 3D]
+  at::Tensor qkv;             // [T, 3D]; q and k are turned where there is a rotary embedding
   at::Tensor o;               // [T, D]
   CoreStatistics statistics;  // undefined: not asked for
 };
@@ -53,6 +62,7 @@ Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const P
   const at::Tensor tokens = c.x.view({-1, dim});  // [T, D]
   c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, {}, type), normalise(tokens, options.eps).x_hat,
                     fold_weight(p.qkv_weight, p.norm_weight, type).t());
+  rotate_queries_and_keys_(c.qkv, c.x.sizes(), options, false);
   if (p.bias.defined()) c.core_bias = p.bias.to(accumulate_type(type)).contiguous();
   const CoreInputs inputs = core_inputs(c.qkv, c.core_bias, c.x.sizes(), heads);
   if (statistics) c.statistics = empty_statistics(inputs.q, options.axis);
@@ -103,6 +113,7 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
                 d_o.view(by_head), c.statistics, gradients);
   if (through_bias) g[kBias] = gradients.d_bias.to(p.bias.scalar_type());
   if (!through_qkv) return g;
+  rotate_queries_and_keys_(d_qkv, x.sizes(), options, true);
 
   Normalised n;  // again: cheaper than kept
   if (norm || !x.is_cuda()) n = normalise(tokens, options.eps);
@@ -133,7 +144,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     if (save) {
       ctx->save_for_backward({c.x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, p.bias, c.core_bias,
                               c.qkv, c.o, c.statistics.row_max, c.statistics.row_sum, options.random.rng,
-                              options.sample_scale});
+                              options.sample_scale, options.rotary});
       save_options(ctx, options);
     }
     return composed_output(c, p, options);
@@ -148,6 +159,7 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const Composed c{saved[0], saved[7], saved[8], saved[9], {saved[10], saved[11]}};
     PassOptions options = saved_options(ctx, saved[12]);
     options.sample_scale = saved[13];
+    options.rotary = saved[14];
     PassWanted wanted{};
     for (int i = 0; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
     const PassGradients gradients = composed_backward(incoming[0], c, p, options, wanted);
@@ -188,6 +200,13 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
   if (scale.defined()) {
     check("sample_scale", scale, {x.size(0)});
     TORCH_CHECK(!scale.requires_grad(), "axial pass: sample_scale is a constant, no gradient is computed for it");
+  }
+  if (options.rotary.defined()) {
+    TORCH_CHECK(dim / heads % 2 == 0,
+                "axial pass: a rotary embedding turns pairs of channels, the head dimension is ", dim / heads);
+    check("rotary", options.rotary, {length, dim / heads / 2, 2});
+    TORCH_CHECK(options.rotary.scalar_type() == accumulate_type(x.scalar_type()) && !options.rotary.requires_grad(),
+                "axial pass: rotary is a constant of type ", accumulate_type(x.scalar_type()));
   }
 }
 

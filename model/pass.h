@@ -31,6 +31,8 @@ struct PassOptions {
   std::uint64_t stream = 0;  // of the dropout mask
   RandomState random;        // random.rng is kept for the backward: see axial_attention_core
   at::Tensor sample_scale;   // s_b[B] of the accumulate type, a constant; undefined: 1
+  at::Tensor rotary;         // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
+                             // scores (model/rotary.h); undefined: not
 };
 
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.

@@ -73,6 +73,11 @@ std::vector<Key> make_schema() {
   add("model.relative_bias", FIELD(model.relative_bias), "false", any(), "",
       "learned relative position bias per head and axis, added to the scores; a GPU then trains on slower kernels",
       "rel_pos");
+  add("model.rotary", FIELD(model.rotary), "false", any(), "",
+      "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
+      "a GPU then runs on slower kernels", "rope use_rope rotary_emb rotary_embedding");
+  add("model.rotary_base", FIELD(model.rotary_base), "100", above(1, 1e9), "",
+      "rotary: base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
   add("model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
       "the axis along which a block attends first");
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",

@@ -242,6 +242,8 @@ AxialClassifierOptions classifier_options(const Config& config, const ImageSpec&
   o.mlp_ratio = m.mlp_ratio;
   o.position = m.position;
   o.relative_bias = m.relative_bias;
+  o.rotary = m.rotary;
+  o.rotary_base = m.rotary_base;
   o.first = m.first_axis == "height" ? Axis::kColumn : Axis::kRow;
   o.attention_dropout = m.attention_dropout;
   o.drop_path = m.drop_path;

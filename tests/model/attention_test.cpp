@@ -61,6 +61,17 @@ TEST(Attention, WrongOptionsAreNamed) {
                        "dim / heads is 257, the limit is 256"));
   EXPECT_TRUE(contains(error([](auto& o) { o.dropout = 1; }), "dropout must be in [0, 1), is 1"));
   EXPECT_TRUE(contains(error([](auto& o) { o.relative_bias = true; }), "relative_bias needs height and width"));
+  EXPECT_TRUE(contains(error([](auto& o) {
+                         o.dim = 15;
+                         o.heads = 3;
+                         o.rotary = true;
+                       }),
+                       "dim / heads must be even, is 5"));
+  EXPECT_TRUE(contains(error([](auto& o) {
+                         o.rotary = true;
+                         o.rotary_base = 1;
+                       }),
+                       "rotary_base must be above 1, is 1"));
 }
 
 TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
@@ -72,8 +83,9 @@ TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
   o.relative_bias = true;
   o.height = 5;
   o.width = 9;
-  for (const Axis first : {Axis::kRow, Axis::kColumn}) {
+  for (const auto& [first, rotary] : {std::pair(Axis::kRow, false), {Axis::kColumn, false}, {Axis::kColumn, true}}) {
     o.first = first;
+    o.rotary = rotary;
     o.backend = Backend::kFused;
     AxialAttention fused(o);
     o.backend = Backend::kReference;

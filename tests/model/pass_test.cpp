@@ -3,6 +3,7 @@
 
 #include "model/dropout.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 #include "tests/model/support.h"
 
 namespace axial {
@@ -17,7 +18,8 @@ struct Shape {
 class PassTest : public OnDevice {
  protected:
   // Forward and every gradient of `type` on inputs that it holds exactly, against the reference in float64.
-  void compare(const Shape& s, Axis axis, at::ScalarType type, PassOptions options, bool bias) {
+  void compare(const Shape& s, Axis axis, at::ScalarType type, PassOptions options, bool bias,
+               double rotary_base = 0) {
     SCOPED_TRACE(::testing::Message() << toString(type) << " [" << s.batch << ", " << s.height << ", " << s.width
                                       << ", " << s.dim << "] h=" << s.heads
                                       << (axis == Axis::kRow ? " row" : " column"));
@@ -27,11 +29,16 @@ class PassTest : public OnDevice {
     const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
     const PassParameters p = pass_parameters(s.dim, s.heads, bias ? 2 * length - 1 : 0, this->options(wide));
     const PassParameters p64 = copy_of(p, at::kDouble);
+    PassOptions options64 = options;
+    if (rotary_base > 0) {
+      options.rotary = rotary_table(length, s.dim / s.heads, rotary_base, this->options(wide));
+      options64.rotary = rotary_table(length, s.dim / s.heads, rotary_base, this->options(at::kDouble));
+    }
     const at::Tensor x = torch::randn({s.batch, s.height, s.width, s.dim}).to(this->options(type)).requires_grad_();
     const at::Tensor x64 = leaf_of(x.to(at::kDouble));
     const at::Tensor g = torch::randn(x.sizes()).to(this->options(type));
 
-    const at::Tensor y = axial_pass(x, p, options), y64 = reference_pass(x64, p64, options);
+    const at::Tensor y = axial_pass(x, p, options), y64 = reference_pass(x64, p64, options64);
     EXPECT_EQ(y.scalar_type(), type);
     EXPECT_TRUE(y.is_contiguous());
     y.backward(g);
@@ -85,6 +92,16 @@ TEST_P(PassTest, DropoutAndDepthDrawTheSameInBothBackends) {
     options.sample_scale = sample_scale(4, 0.4, options.random, 3, type == at::kDouble ? at::kDouble : at::kFloat);
     for (const Axis axis : {Axis::kRow, Axis::kColumn}) compare({4, 6, 10, 32, 2}, axis, type, options, true);
   }
+}
+
+TEST_P(PassTest, RotaryAgreesWithFloat64) {
+  for (const at::ScalarType type : kTypes) {
+    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+      compare({2, 14, 14, 64, 4}, axis, type, {}, false, 100);
+      compare({3, 5, 9, 48, 3}, axis, type, {}, true, 20);
+    }
+  }
+  compare({2, 3, 1, 6, 3}, Axis::kRow, at::kDouble, {}, true, 100);  // one token, two channels a head
 }
 
 // x with ones at the smallest: an image whose transpose swaps the axes.
