@@ -20,6 +20,7 @@ void check_options(const AxialAttentionOptions& o) {
               ", the limit is ", kernels::kMaxHeadDim);
   TORCH_CHECK(o.dropout >= 0 && o.dropout < 1, "axial attention: dropout must be in [0, 1), is ", o.dropout);
   TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
+  TORCH_CHECK(o.layer_scale >= 0, "axial attention: layer_scale must not be negative, is ", o.layer_scale);
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
   TORCH_CHECK(!o.relative_bias || (o.height > 0 && o.width > 0),
               "axial attention: relative_bias needs height and width, which are ", o.height, " and ", o.width);
@@ -49,13 +50,19 @@ AxialAttentionImpl::AxialAttentionImpl(AxialAttentionOptions options) : options_
     row_bias_ = register_parameter("row_bias", torch::zeros({options_.heads, 2 * options_.width - 1}));
     col_bias_ = register_parameter("col_bias", torch::zeros({options_.heads, 2 * options_.height - 1}));
   }
+  if (options_.layer_scale > 0) {
+    row_scale_ = register_parameter("row_scale", torch::full({dim}, options_.layer_scale));
+    col_scale_ = register_parameter("col_scale", torch::full({dim}, options_.layer_scale));
+  }
 }
 
 PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   if (axis == Axis::kRow) {
-    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight, row_out_->bias, row_bias_};
+    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight,
+            row_out_->bias,    row_bias_,       row_scale_};
   }
-  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_};
+  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight,
+          col_out_->bias,    col_bias_,       col_scale_};
 }
 
 PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random) {

@@ -15,7 +15,7 @@ namespace axial {
 inline constexpr std::uint64_t kStreamsPerBlock = 5;
 
 // Parameters: attention.* (model/attention.h), mlp_norm.{weight,bias} [D], mlp_up.weight [rD, D], mlp_up.bias
-// [rD], mlp_down.weight [D, rD], mlp_down.bias [D].
+// [rD], mlp_down.weight [D, rD], mlp_down.bias [D]; with layer_scale also mlp_scale [D].
 class AxialBlockImpl : public torch::nn::Module {
  public:
   explicit AxialBlockImpl(AxialBlockOptions options);
@@ -31,6 +31,7 @@ class AxialBlockImpl : public torch::nn::Module {
   AxialAttention attention_{nullptr};
   torch::nn::LayerNorm mlp_norm_{nullptr};
   torch::nn::Linear mlp_up_{nullptr}, mlp_down_{nullptr};
+  torch::Tensor mlp_scale_;  // undefined without layer_scale
 };
 TORCH_MODULE(AxialBlock);
 

@@ -62,6 +62,7 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
       attention.relative_bias = o.relative_bias;
       attention.rotary = o.rotary;
       attention.rotary_base = o.rotary_base;
+      attention.layer_scale = o.layer_scale;
       attention.height = height;
       attention.width = width;
       attention.drop_path =

@@ -122,14 +122,15 @@ struct PassCase {
   bool bias = false, strided = false;
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
-  bool rotary = false;
+  bool rotary = false, layer_scale = false;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   GradcheckProblem problem;
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
-                 (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "");
+                 (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "") +
+                 (c.layer_scale ? ", layer scale" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -142,6 +143,7 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
                     pair("out_weight", p.out_weight),
                     pair("out_bias", p.out_bias)};
   if (c.bias) problem.leaves.push_back(pair("bias", p.bias));
+  if (c.layer_scale) problem.leaves.push_back(pair("layer_scale", draw.normal({c.shape[3]}, 0.5, 1)));
   PassOptions options;
   options.axis = c.axis;
   options.heads = c.heads;
@@ -154,9 +156,14 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   }
   if (c.rotary) options.rotary = rotary_table(length, c.shape[3] / c.heads, 30, x.options());
   const auto leaves = problem.leaves;
-  const auto parameters = [leaves](at::Tensor Leaf::*side) {
-    return PassParameters{leaves[1].*side, leaves[2].*side, leaves[3].*side,
-                          leaves[4].*side, leaves[5].*side, leaves.size() > 6 ? leaves[6].*side : at::Tensor()};
+  const auto parameters = [leaves, c](at::Tensor Leaf::*side) {
+    return PassParameters{leaves[1].*side,
+                          leaves[2].*side,
+                          leaves[3].*side,
+                          leaves[4].*side,
+                          leaves[5].*side,
+                          c.bias ? leaves[6].*side : at::Tensor(),
+                          c.layer_scale ? leaves.back().*side : at::Tensor()};
   };
   problem.fused = [=] { return axial_pass(leaves[0].fused, parameters(&Leaf::fused), options); };
   problem.reference = [=] { return reference_pass(leaves[0].reference, parameters(&Leaf::reference), options); };
@@ -180,7 +187,7 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
       // Not the initial values, which torch's own generator drew: a seed is to give the same check. Branches of the
       // residual's size; norm weights around one.
       const at::NoGradGuard no_grad;
-      const bool gain = p.dim() == 1 && item.key().ends_with("weight");
+      const bool gain = p.dim() == 1 && (item.key().ends_with("weight") || item.key().ends_with("_scale"));
       const double fan_in = static_cast<double>(p.dim() > 1 ? p.numel() / p.size(0) : 25);
       p.copy_(draw.normal(p.sizes(), 1 / std::sqrt(fan_in), gain ? 1 : 0));
     }
@@ -194,7 +201,7 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   return problem;
 }
 
-GradcheckProblem layer_problem(Draw& draw, bool rotary) {
+GradcheckProblem layer_problem(Draw& draw, bool all) {
   AxialAttentionOptions o;
   o.dim = 12;
   o.heads = 3;
@@ -204,9 +211,10 @@ GradcheckProblem layer_problem(Draw& draw, bool rotary) {
   o.relative_bias = true;
   o.height = 3;
   o.width = 5;
-  o.rotary = rotary;
+  o.rotary = all;
+  o.layer_scale = all ? 1 : 0;
   return module_problem<AxialAttention>(
-      draw, std::string("layer [4, 3, 5, 12] h=3, ") + (rotary ? "all options" : "without rotary"),
+      draw, std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches"),
       [=](Backend backend) mutable {
         o.backend = backend;
         return AxialAttention(o);
@@ -229,6 +237,7 @@ GradcheckProblem classifier_problem(Draw& draw, Stem stem) {
   o.depth = {1, 1};
   o.relative_bias = stem == Stem::kConv;
   o.rotary = stem == Stem::kPatch;
+  o.layer_scale = stem == Stem::kConv ? 1 : 0;
   o.attention_dropout = 0.2;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -267,10 +276,12 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{2, 1, 17, 20}, 4, row, false, true, 0.2, 0, In::kSliced},
            {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, true},
            {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
+           {{2, 3, 5, 12}, 3, column, false, false, 0, 0, In::kSliced, false, true},
+           {{3, 5, 4, 12}, 2, row, true, true, 0.2, 0.4, In::kTransposed, true, true},
        }) {
     problems.push_back(pass_problem(draw, c));
   }
-  for (const bool rotary : {false, true}) problems.push_back(layer_problem(draw, rotary));
+  for (const bool all : {false, true}) problems.push_back(layer_problem(draw, all));
   problems.push_back(classifier_problem(draw, Stem::kPatch));
   problems.push_back(classifier_problem(draw, Stem::kConv));
   return problems;

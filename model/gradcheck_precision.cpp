@@ -114,7 +114,7 @@ std::string sizes_of(const Shape& s) {
 
 // What a pass may have beside its projections.
 struct PassParts {
-  bool bias = true, rotary = false;
+  bool bias = true, rotary = false, layer_scale = false;
 };
 
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
@@ -127,11 +127,14 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
   const at::Tensor table =  // in float64
       parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
-  const auto with = [options, table](auto pass) {
+  const auto with = [options, table, parts](auto pass) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       PassOptions o = options;
       if (table.defined()) o.rotary = table.to(accumulate_type(x.scalar_type()));
-      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q.size() > 5 ? q[5] : at::Tensor()}, o);
+      return pass(x,
+                  PassParameters{q[0], q[1], q[2], q[3], q[4], parts.bias ? q[5] : at::Tensor(),
+                                 parts.layer_scale ? q.back() : at::Tensor()},
+                  o);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
@@ -140,16 +143,18 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
                                                                 {"out_weight", p.out_weight},
                                                                 {"out_bias", p.out_bias}};
   if (parts.bias) parameters.emplace_back("bias", p.bias);
+  if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : ""),
+                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
+                      (parts.layer_scale ? ", layer scale" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
 // The MLP of `ratio` times D hidden channels; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
-                  const std::function<void(GradcheckResult)>& report) {
+                  const std::function<void(GradcheckResult)>& report, bool layer_scale = false) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
   MlpOptions options;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
@@ -160,20 +165,20 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
       o.backend = backend;
-      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5]}, o);
+      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5], q.size() > 6 ? q[6] : at::Tensor()}, o);
     };
   };
+  std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
+                                                                {"norm_bias", draw.normal({s.dim}, 0.2)},
+                                                                {"up_weight", draw.normal({hidden, s.dim}, up)},
+                                                                {"up_bias", draw.normal({hidden}, 0.2)},
+                                                                {"down_weight", draw.normal({s.dim, hidden}, down)},
+                                                                {"down_bias", draw.normal({s.dim}, 0.2)}};
+  if (layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
   check_layer_in(draw,
-                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : ""),
-                  with(Backend::kFused),
-                  with(Backend::kReference),
-                  {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
-                   {"norm_bias", draw.normal({s.dim}, 0.2)},
-                   {"up_weight", draw.normal({hidden, s.dim}, up)},
-                   {"up_bias", draw.normal({hidden}, 0.2)},
-                   {"down_weight", draw.normal({s.dim, hidden}, down)},
-                   {"down_bias", draw.normal({s.dim}, 0.2)}},
-                  s.batch, s.height, s.width, s.dim},
+                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
+                      (layer_scale ? ", layer scale" : ""),
+                  with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
@@ -189,9 +194,9 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  const PassParts parts{c.relative_bias, c.rotary};
+  const PassParts parts{c.relative_bias, c.rotary, c.layer_scale};
   for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
-  check_mlp_in(draw, s, c.hidden, false, n, false, report);
+  check_mlp_in(draw, s, c.hidden, false, n, false, report, c.layer_scale);
   return results;
 }
 
@@ -209,7 +214,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
-    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true});
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }
@@ -223,6 +228,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   }
   for (const Narrow& n : types) {
     for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, true);
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

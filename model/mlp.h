@@ -1,4 +1,4 @@
-// The MLP sub-block of a block: y = x + s_b (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down).
+// The MLP sub-block of a block: y = x + s_b lambda o (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down).
 #pragma once
 
 #include <string>
@@ -13,6 +13,7 @@ struct MlpParameters {
   at::Tensor norm_weight, norm_bias;  // [D]
   at::Tensor up_weight, up_bias;      // [hidden, D], [hidden]
   at::Tensor down_weight, down_bias;  // [D, hidden], [D]
+  at::Tensor layer_scale;             // lambda [D]; undefined: 1
 };
 
 struct MlpOptions {

@@ -27,6 +27,8 @@ struct AxialAttentionOptions {
   bool rotary = false;       // rotary position embedding of q and k along each axis (model/rotary.h);
                              // d must be even; no parameters, any H and W
   double rotary_base = 100;  // of its angles, > 1; 100 suits lines of images (Heo et al. 2024)
+  double layer_scale = 0;    // > 0: a learned factor of each channel of each branch starts there (row_scale[D],
+                             // col_scale[D]; mlp_scale[D] of a block); 0: none
   double drop_path = 0;      // stochastic depth of each of the two passes, per sample, [0, 1)
   double eps = 1e-5;         // of the layer norms
   Backend backend = Backend::kFused;
@@ -71,6 +73,7 @@ struct AxialClassifierOptions {
   bool relative_bias = false;
   bool rotary = false;  // rotary position embedding of q and k
   double rotary_base = 100;
+  double layer_scale = 0;  // initial value of the learned factors of all branches; 0: none
   Axis first = Axis::kRow;
   double attention_dropout = 0;
   double drop_path = 0;     // of the deepest block; rises linearly from 0 at the first

@@ -1,5 +1,5 @@
 // The axial pass as an autograd Function with a hand-written backward:
-//   y = x + s_b * (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
+//   y = x + s_b lambda o (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
 #pragma once
 
 #include <array>
@@ -21,6 +21,7 @@ struct PassParameters {
   at::Tensor out_weight;   // [D, D]
   at::Tensor out_bias;     // [D]
   at::Tensor bias;         // [h, 2L-1], relative position bias; undefined: none
+  at::Tensor layer_scale;  // lambda [D]; undefined: 1
 };
 
 struct PassOptions {
@@ -41,7 +42,7 @@ at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
 
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
 // kept between the two: the backward of a composed pass runs the core forward again.
-enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kPassInputs };
+enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kLayerScale, kPassInputs };
 using PassWanted = std::array<bool, kPassInputs>;
 using PassGradients = std::array<at::Tensor, kPassInputs>;  // undefined: not wanted
 

@@ -20,7 +20,7 @@ struct ModelConfig {
   double mlp_ratio;
   bool position;
   bool relative_bias, rotary;
-  double rotary_base;
+  double rotary_base, layer_scale;
   std::string first_axis;  // width, height
   double attention_dropout, drop_path, head_dropout;
   std::string backend;  // fused, reference

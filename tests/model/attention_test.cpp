@@ -35,15 +35,19 @@ TEST(Attention, NamesAndShapesOfParameters) {
   o.relative_bias = true;
   o.height = 4;
   o.width = 5;
+  o.layer_scale = 1e-3;
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> found;
   for (const auto& item : AxialAttention(o)->named_parameters())
     found.emplace_back(item.key(), item.value().sizes().vec());
   std::sort(found.begin(), found.end());
-  const decltype(found) expected{{"col_bias", {3, 7}},   {"col_norm.bias", {12}},      {"col_norm.weight", {12}},
-                                 {"col_out.bias", {12}}, {"col_out.weight", {12, 12}}, {"col_qkv.weight", {36, 12}},
-                                 {"row_bias", {3, 9}},   {"row_norm.bias", {12}},      {"row_norm.weight", {12}},
-                                 {"row_out.bias", {12}}, {"row_out.weight", {12, 12}}, {"row_qkv.weight", {36, 12}}};
+  const decltype(found) expected{
+      {"col_bias", {3, 7}},         {"col_norm.bias", {12}},      {"col_norm.weight", {12}},
+      {"col_out.bias", {12}},       {"col_out.weight", {12, 12}}, {"col_qkv.weight", {36, 12}},
+      {"col_scale", {12}},          {"row_bias", {3, 9}},         {"row_norm.bias", {12}},
+      {"row_norm.weight", {12}},    {"row_out.bias", {12}},       {"row_out.weight", {12, 12}},
+      {"row_qkv.weight", {36, 12}}, {"row_scale", {12}}};
   EXPECT_EQ(found, expected);
+  EXPECT_TRUE(at::equal(AxialAttention(o)->named_parameters()["col_scale"], torch::full({12}, 1e-3)));
 }
 
 TEST(Attention, WrongOptionsAreNamed) {
@@ -86,6 +90,7 @@ TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
   for (const auto& [first, rotary] : {std::pair(Axis::kRow, false), {Axis::kColumn, false}, {Axis::kColumn, true}}) {
     o.first = first;
     o.rotary = rotary;
+    o.layer_scale = rotary ? 0.5 : 0;
     o.backend = Backend::kFused;
     AxialAttention fused(o);
     o.backend = Backend::kReference;
