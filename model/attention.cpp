@@ -19,10 +19,16 @@ void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.dim / o.heads <= kernels::kMaxHeadDim, "axial attention: dim / heads is ", o.dim / o.heads,
               ", the limit is ", kernels::kMaxHeadDim);
   TORCH_CHECK(o.dropout >= 0 && o.dropout < 1, "axial attention: dropout must be in [0, 1), is ", o.dropout);
+  TORCH_CHECK(o.projection_dropout >= 0 && o.projection_dropout < 1,
+              "axial attention: projection_dropout must be in [0, 1), is ", o.projection_dropout);
   TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
+  TORCH_CHECK(o.layer_scale >= 0, "axial attention: layer_scale must not be negative, is ", o.layer_scale);
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
   TORCH_CHECK(!o.relative_bias || (o.height > 0 && o.width > 0),
               "axial attention: relative_bias needs height and width, which are ", o.height, " and ", o.width);
+  TORCH_CHECK(!o.rotary || o.dim / o.heads % 2 == 0,
+              "axial attention: rotary turns pairs of channels, dim / heads must be even, is ", o.dim / o.heads);
+  TORCH_CHECK(!o.rotary || o.rotary_base > 1, "axial attention: rotary_base must be above 1, is ", o.rotary_base);
 }
 
 }  // namespace
@@ -46,26 +52,39 @@ AxialAttentionImpl::AxialAttentionImpl(const AxialAttentionOptions& options) : o
     row_bias_ = register_parameter("row_bias", torch::zeros({options_.heads, 2 * options_.width - 1}));
     col_bias_ = register_parameter("col_bias", torch::zeros({options_.heads, 2 * options_.height - 1}));
   }
+  if (options_.layer_scale > 0) {
+    row_scale_ = register_parameter("row_scale", torch::full({dim}, options_.layer_scale));
+    col_scale_ = register_parameter("col_scale", torch::full({dim}, options_.layer_scale));
+  }
 }
 
 PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   if (axis == Axis::kRow) {
-    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight, row_out_->bias, row_bias_};
+    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight,
+            row_out_->bias,    row_bias_,       row_scale_};
   }
-  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_};
+  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight,
+          col_out_->bias,    col_bias_,       col_scale_};
 }
 
-PassOptions AxialAttentionImpl::options_of(const torch::Tensor& x, Axis axis, const RandomState& random) const {
+PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random) {
   const std::uint64_t offset = axis == Axis::kRow ? 0 : 1;
   PassOptions pass;
   pass.axis = axis;
   pass.heads = options_.heads;
   pass.eps = options_.eps;
   pass.dropout = options_.dropout;
+  pass.projection_dropout = options_.projection_dropout;
   pass.stream = options_.stream + offset;
   pass.random = random;
   pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,
                                    accumulate_type(x.scalar_type()));
+  if (options_.rotary) {
+    const bool row = axis == Axis::kRow;
+    pass.rotary = (row ? row_rotary_ : col_rotary_)
+                      .get(x.size(row ? 2 : 1), options_.dim / options_.heads, options_.rotary_base,
+                           x.options().dtype(accumulate_type(x.scalar_type())));
+  }
   return pass;
 }
 
@@ -77,8 +96,8 @@ torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomSt
               " tokens, got x ", x.sizes());
   const RandomState drawn = is_training() ? random : RandomState{};
   const Axis axes[] = {options_.first, options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow};
-  const PassParameters parameters[] = {parameters_of(axes[0]), parameters_of(axes[1])};
-  PassOptions passes[] = {options_of(x, axes[0], drawn), options_of(x, axes[1], drawn)};
+  PassParameters parameters[] = {parameters_of(axes[0]), parameters_of(axes[1])};
+  PassOptions passes[] = {options_of(axes[0], x, drawn), options_of(axes[1], x, drawn)};
   const bool fused = options_.backend == Backend::kFused;
   if (fused) prepare_passes(x, parameters, passes, 2);
   torch::Tensor y = x;

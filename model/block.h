@@ -11,11 +11,11 @@
 namespace axial {
 
 // How many random streams a block uses, counted from options.attention.stream: two dropout masks and
-// the stochastic depth of three branches.
+// the stochastic depth of three branches. The dropout of their outputs has streams beside these (model/dropout.h).
 inline constexpr std::uint64_t kStreamsPerBlock = 5;
 
 // Parameters: attention.* (model/attention.h), mlp_norm.{weight,bias} [D], mlp_up.weight [rD, D], mlp_up.bias
-// [rD], mlp_down.weight [D, rD], mlp_down.bias [D].
+// [rD], mlp_down.weight [D, rD], mlp_down.bias [D]; with layer_scale also mlp_scale [D].
 class AxialBlockImpl : public torch::nn::Module {
  public:
   explicit AxialBlockImpl(const AxialBlockOptions& options);
@@ -31,6 +31,7 @@ class AxialBlockImpl : public torch::nn::Module {
   AxialAttention attention_{nullptr};
   torch::nn::LayerNorm mlp_norm_{nullptr};
   torch::nn::Linear mlp_up_{nullptr}, mlp_down_{nullptr};
+  torch::Tensor mlp_scale_;  // undefined without layer_scale
 };
 TORCH_MODULE(AxialBlock);
 

@@ -59,7 +59,11 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
       attention.heads = o.heads[stage];
       attention.first = o.first;
       attention.dropout = o.attention_dropout;
+      attention.projection_dropout = o.projection_dropout;
       attention.relative_bias = o.relative_bias;
+      attention.rotary = o.rotary;
+      attention.rotary_base = o.rotary_base;
+      attention.layer_scale = o.layer_scale;
       attention.height = height;
       attention.width = width;
       attention.drop_path =

@@ -9,6 +9,7 @@
 #include "model/classifier.h"
 #include "model/core.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 
 namespace axial {
 
@@ -39,6 +40,11 @@ at::Tensor incoming_gradient(Draw& draw, at::IntArrayRef shape, Incoming incomin
   }
 }
 
+RandomState fixed_state(Draw& draw) {
+  return {at::tensor({draw.index(1 << 30), draw.index(1 << 30)}, at::dtype(at::kLong)).to(draw.device()),
+          draw.index(1000)};
+}
+
 PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t heads, std::int64_t bias_length) {
   const double fan_in = 1 / std::sqrt(static_cast<double>(dim));
   PassParameters p;
@@ -56,11 +62,6 @@ namespace {
 at::Tensor make_leaf(const at::Tensor& t) { return t.detach().requires_grad_(); }
 
 Leaf pair(std::string name, const at::Tensor& t) { return {std::move(name), make_leaf(t), make_leaf(t)}; }
-
-RandomState fixed_state(Draw& draw) {
-  return {at::tensor({draw.index(1 << 30), draw.index(1 << 30)}, at::dtype(at::kLong)).to(draw.device()),
-          draw.index(1000)};
-}
 
 std::string text(at::IntArrayRef shape) {
   std::string s = "[";
@@ -121,13 +122,16 @@ struct PassCase {
   bool bias = false, strided = false;
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
+  bool rotary = false, layer_scale = false;
+  double projection_dropout = 0;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   GradcheckProblem problem;
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
-                 (c.drop_path > 0 ? ", depth" : "");
+                 (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "") +
+                 (c.layer_scale ? ", layer scale" : "") + (c.projection_dropout > 0 ? ", projection dropout" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -140,20 +144,28 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
                     pair("out_weight", p.out_weight),
                     pair("out_bias", p.out_bias)};
   if (c.bias) problem.leaves.push_back(pair("bias", p.bias));
+  if (c.layer_scale) problem.leaves.push_back(pair("layer_scale", draw.normal({c.shape[3]}, 0.5, 1)));
   PassOptions options;
   options.axis = c.axis;
   options.heads = c.heads;
   options.dropout = c.dropout;
+  options.projection_dropout = c.projection_dropout;
   options.stream = 9;
-  if (c.dropout > 0) options.random = fixed_state(draw);
+  if (c.dropout > 0 || c.projection_dropout > 0) options.random = fixed_state(draw);
   if (c.drop_path > 0) {  // one sample dropped, the others scaled
     options.sample_scale = at::full({c.shape[0]}, 1 / (1 - c.drop_path), x.options());
     options.sample_scale.select(0, 0).zero_();
   }
+  if (c.rotary) options.rotary = rotary_table(length, c.shape[3] / c.heads, 30, x.options());
   const auto leaves = problem.leaves;
-  const auto parameters = [leaves](at::Tensor Leaf::*side) {
-    return PassParameters{leaves[1].*side, leaves[2].*side, leaves[3].*side,
-                          leaves[4].*side, leaves[5].*side, leaves.size() > 6 ? leaves[6].*side : at::Tensor()};
+  const auto parameters = [leaves, c](at::Tensor Leaf::*side) {
+    return PassParameters{leaves[1].*side,
+                          leaves[2].*side,
+                          leaves[3].*side,
+                          leaves[4].*side,
+                          leaves[5].*side,
+                          c.bias ? leaves[6].*side : at::Tensor(),
+                          c.layer_scale ? leaves.back().*side : at::Tensor()};
   };
   problem.fused = [=] { return axial_pass(leaves[0].fused, parameters(&Leaf::fused), options); };
   problem.reference = [=] { return reference_pass(leaves[0].reference, parameters(&Leaf::reference), options); };
@@ -177,7 +189,7 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
       // Not the initial values, which torch's own generator drew: a seed is to give the same check. Branches of the
       // residual's size; norm weights around one.
       const at::NoGradGuard no_grad;
-      const bool gain = p.dim() == 1 && item.key().ends_with("weight");
+      const bool gain = p.dim() == 1 && (item.key().ends_with("weight") || item.key().ends_with("_scale"));
       const double fan_in = static_cast<double>(p.dim() > 1 ? p.numel() / p.size(0) : 25);
       p.copy_(draw.normal(p.sizes(), 1 / std::sqrt(fan_in), gain ? 1 : 0));
     }
@@ -191,7 +203,7 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   return problem;
 }
 
-GradcheckProblem layer_problem(Draw& draw) {
+GradcheckProblem layer_problem(Draw& draw, bool all) {
   AxialAttentionOptions o;
   o.dim = 12;
   o.heads = 3;
@@ -201,8 +213,11 @@ GradcheckProblem layer_problem(Draw& draw) {
   o.relative_bias = true;
   o.height = 3;
   o.width = 5;
+  o.rotary = all;
+  o.layer_scale = all ? 1 : 0;
+  o.projection_dropout = all ? 0.3 : 0;
   return module_problem<AxialAttention>(
-      draw, "layer [4, 3, 5, 12] h=3, all options",
+      draw, std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches"),
       [=](Backend backend) mutable {
         o.backend = backend;
         return AxialAttention(o);
@@ -224,6 +239,9 @@ GradcheckProblem classifier_problem(Draw& draw, Stem stem) {
   o.heads = {2, 3};
   o.depth = {1, 1};
   o.relative_bias = stem == Stem::kConv;
+  o.rotary = stem == Stem::kPatch;
+  o.layer_scale = stem == Stem::kConv ? 1 : 0;
+  o.projection_dropout = stem == Stem::kConv ? 0.3 : 0;
   o.attention_dropout = 0.2;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -261,10 +279,16 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{2, 3, 1, 6}, 2, row, true, false, 0, 0, In::kContiguous},
            {{2, 1, 17, 20}, 4, row, false, true, 0.2, 0, In::kSliced},
            {{3, 1, 5, 8}, 2, row, true, false, 0.2, 0.4, In::kSliced},  // so few lines are composed on a CPU, too
+           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, true},
+           {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
+           {{2, 3, 5, 12}, 3, column, false, false, 0, 0, In::kSliced, false, true},
+           {{3, 5, 4, 12}, 2, row, true, true, 0.2, 0.4, In::kTransposed, true, true},
+           {{2, 3, 5, 20}, 2, row, false, false, 0, 0, In::kSliced, false, false, 0.3},
+           {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true, true, 0.3},
        }) {
     problems.push_back(pass_problem(draw, c));
   }
-  problems.push_back(layer_problem(draw));
+  for (const bool all : {false, true}) problems.push_back(layer_problem(draw, all));
   problems.push_back(classifier_problem(draw, Stem::kPatch));
   problems.push_back(classifier_problem(draw, Stem::kConv));
   return problems;

@@ -9,9 +9,11 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "model/bridge.h"
 #include "model/gradcheck_cases.h"
 #include "model/mlp.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 #include "model/tolerance.h"
 
 namespace axial {
@@ -111,18 +113,32 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
-// With learned relative biases, or without.
+// What a pass, or an MLP, may have beside its projections.
+struct Parts {
+  bool bias = true, rotary = false, layer_scale = false;
+  double projection_dropout = 0;
+};
+
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report, bool biased = true) {
+                   const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
   options.axis = axis;
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
-  const auto with = [options](auto pass) {
+  options.projection_dropout = parts.projection_dropout;
+  if (parts.projection_dropout > 0) options.random = fixed_state(draw);
+  const at::Tensor table =  // in float64
+      parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
+  const auto with = [options, table, parts](auto pass) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
-      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q.size() > 5 ? q[5] : at::Tensor()}, options);
+      PassOptions o = options;
+      if (table.defined()) o.rotary = table.to(accumulate_type(x.scalar_type()));
+      return pass(x,
+                  PassParameters{q[0], q[1], q[2], q[3], q[4], parts.bias ? q[5] : at::Tensor(),
+                                 parts.layer_scale ? q.back() : at::Tensor()},
+                  o);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
@@ -130,41 +146,47 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
                                                                 {"qkv_weight", p.qkv_weight},
                                                                 {"out_weight", p.out_weight},
                                                                 {"out_bias", p.out_bias}};
-  if (biased) parameters.emplace_back("bias", p.bias);
+  if (parts.bias) parameters.emplace_back("bias", p.bias);
+  if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads),
+                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
+                      (parts.layer_scale ? ", layer scale" : "") +
+                      (parts.projection_dropout > 0 ? ", projection dropout" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
 // The MLP of `ratio` times D hidden channels; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
-                  const std::function<void(GradcheckResult)>& report) {
+                  const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
   MlpOptions options;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
   if (depth) {
     options.sample_scale = at::arange(s.batch, at::dtype(at::kFloat).device(draw.device())).remainder(2).mul(1.25);
   }
+  options.dropout = parts.projection_dropout;
+  if (parts.projection_dropout > 0) options.random = fixed_state(draw);
   const auto with = [options](Backend backend) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
       o.backend = backend;
-      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5]}, o);
+      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5], q.size() > 6 ? q[6] : at::Tensor()}, o);
     };
   };
+  std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
+                                                                {"norm_bias", draw.normal({s.dim}, 0.2)},
+                                                                {"up_weight", draw.normal({hidden, s.dim}, up)},
+                                                                {"up_bias", draw.normal({hidden}, 0.2)},
+                                                                {"down_weight", draw.normal({s.dim, hidden}, down)},
+                                                                {"down_bias", draw.normal({s.dim}, 0.2)}};
+  if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
   check_layer_in(draw,
-                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : ""),
-                  with(Backend::kFused),
-                  with(Backend::kReference),
-                  {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
-                   {"norm_bias", draw.normal({s.dim}, 0.2)},
-                   {"up_weight", draw.normal({hidden, s.dim}, up)},
-                   {"up_bias", draw.normal({hidden}, 0.2)},
-                   {"down_weight", draw.normal({s.dim, hidden}, down)},
-                   {"down_bias", draw.normal({s.dim}, 0.2)}},
-                  s.batch, s.height, s.width, s.dim},
+                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
+                      (parts.layer_scale ? ", layer scale" : "") +
+                      (parts.projection_dropout > 0 ? ", projection dropout" : ""),
+                  with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
@@ -180,8 +202,9 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, c.relative_bias);
-  check_mlp_in(draw, s, c.hidden, false, n, false, report);
+  const Parts parts{c.relative_bias, c.rotary, c.layer_scale, c.projection_dropout};
+  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
+  check_mlp_in(draw, s, c.hidden, false, n, false, report, parts);
   return results;
 }
 
@@ -199,6 +222,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }
@@ -212,6 +236,9 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   }
   for (const Narrow& n : types) {
     for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
+    for (const double dropout : {0.0, 0.1}) {
+      check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, true, dropout});
+    }
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

@@ -1,5 +1,5 @@
 // The axial pass as an autograd Function with a hand-written backward:
-//   y = x + s_b * (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
+//   y = x + s_b lambda o drop(MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
 #pragma once
 
 #include <array>
@@ -15,36 +15,40 @@ namespace axial {
 // Any floating type, each cast to the type of x where it is used; gradients come out in the
 // parameter's own type, summed in float32 (float64 for float64).
 struct PassParameters {
-  at::Tensor norm_weight;  // [D]
-  at::Tensor norm_bias;    // [D]
-  at::Tensor qkv_weight;   // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
-  at::Tensor out_weight;   // [D, D]
-  at::Tensor out_bias;     // [D]
-  at::Tensor bias;         // [h, 2L-1], relative position bias; undefined: none
+  at::Tensor norm_weight;       // [D]
+  at::Tensor norm_bias;         // [D]
+  at::Tensor qkv_weight;        // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
+  at::Tensor out_weight;        // [D, D]
+  at::Tensor out_bias;          // [D]
+  at::Tensor bias;              // [h, 2L-1], relative position bias; undefined: none
+  at::Tensor layer_scale = {};  // lambda [D]; undefined: 1
 };
 
 struct PassOptions {
   Axis axis = Axis::kRow;
   std::int64_t heads = 1;
   double eps = 1e-5;
-  double dropout = 0;        // on the probabilities, [0, 1)
-  std::uint64_t stream = 0;  // of the dropout mask
-  RandomState random;        // random.rng is kept for the backward: see axial_attention_core
-  at::Tensor sample_scale;   // s_b[B] of the accumulate type, a constant; undefined: 1
-  at::Tensor packed;         // of prepare_passes; undefined: the pass prepares its weights itself
+  double dropout = 0;             // on the probabilities, [0, 1)
+  double projection_dropout = 0;  // on the projection's output, [0, 1); see projection_scale (model/dropout.h)
+  std::uint64_t stream = 0;       // of the dropout masks
+  RandomState random;             // random.rng is kept for the backward: see axial_attention_core
+  at::Tensor sample_scale;        // s_b[B] of the accumulate type, a constant; undefined: 1
+  at::Tensor rotary;              // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
+                                  // scores (model/rotary.h); undefined: not
+  at::Tensor packed;              // of prepare_passes; undefined: the pass prepares its weights itself
 };
 
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.
 at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
                       const PassParameters& parameters, const PassOptions& options);
 
-// Brings the weights of `count` passes over the same x into the order of the fused kernels, in one launch, where those serve
-// all of them: sets `packed` of their options.
-void prepare_passes(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count);
+// Where fused CUDA kernels serve all of `count` passes over tensors like x: folds layer scales into the last projections and
+// brings the weights into the order of the kernels, in one launch (`packed` of the options).
+void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, int count);
 
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
 // kept between the two: the backward of a composed pass runs the core forward again.
-enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kPassInputs };
+enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kLayerScale, kPassInputs };
 using PassWanted = std::array<bool, kPassInputs>;
 using PassGradients = std::array<at::Tensor, kPassInputs>;  // undefined: not wanted
 

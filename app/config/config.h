@@ -19,9 +19,10 @@ struct ModelConfig {
   std::vector<std::int64_t> dim, heads, depth;
   double mlp_ratio;
   bool position;
-  bool relative_bias;
+  bool relative_bias, rotary;
+  double rotary_base, layer_scale;
   std::string first_axis;  // width, height
-  double attention_dropout, drop_path, head_dropout;
+  double attention_dropout, projection_dropout, drop_path, head_dropout;
   std::string backend;  // fused, reference
 };
 

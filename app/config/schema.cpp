@@ -73,10 +73,21 @@ std::vector<Key> make_schema() {
   add("model.relative_bias", FIELD(model.relative_bias), "false", any(), "",
       "learned relative position bias per head and axis, added to the scores; a GPU then trains on slower kernels",
       "rel_pos");
+  add("model.rotary", FIELD(model.rotary), "false", any(), "",
+      "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
+      "a GPU then runs on slower kernels", "rope use_rope rotary_emb rotary_embedding");
+  add("model.rotary_base", FIELD(model.rotary_base), "100", above(1, 1e9), "",
+      "rotary: base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
+  add("model.layer_scale", FIELD(model.layer_scale), "0", real(0, 1000), "",
+      "start of a learned factor of each channel of each branch (CaiT; 0.1 or less for deep models); 0: none",
+      "layer_scale_init init_values layerscale");
   add("model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
       "the axis along which a block attends first");
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",
       "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout");
+  add("model.projection_dropout", FIELD(model.projection_dropout), "0", below(0, 1), "",
+      "dropout of the output of each branch, in steps of 1/256; a GPU then trains on slower kernels",
+      "proj_drop proj_drop_rate proj_dropout");
   add("model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
       "stochastic depth of the deepest block; rises linearly from 0 at the first",
       "drop_path_rate stochastic_depth");

@@ -46,7 +46,9 @@ TEST_P(Decay, TakesMatricesAlone) {
                                         {"blocks.0.attention.row_norm.weight", parameter({4})},
                                         {"blocks.0.mlp_up.bias", parameter({8})},
                                         {"row_pos", parameter({5, 1, 4})},
-                                        {"blocks.0.attention.row_bias", parameter({2, 9})}};
+                                        {"blocks.0.attention.row_bias", parameter({2, 9})},
+                                        {"blocks.0.attention.row_scale", parameter({4})},
+                                        {"blocks.0.mlp_scale", parameter({4})}};
   app::Optimizer optimizer(rule(GetParam()), parameters);
   optimizer.step({one(), {}, {}});
   for (const auto& [name, p] : parameters) {
