@@ -12,6 +12,11 @@
 namespace axial {
 namespace {
 
+// The option that fixes height and width; null: none.
+const char* fixes_size(const AxialAttentionOptions& o) {
+  return o.relative_bias ? "relative_bias" : o.position_sensitive ? "position_sensitive" : nullptr;
+}
+
 void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.dim > 0, "axial attention: dim must be positive, is ", o.dim);
   TORCH_CHECK(o.heads > 0 && o.dim % o.heads == 0, "axial attention: heads (", o.heads, ") must divide dim (", o.dim,
@@ -21,8 +26,10 @@ void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.dropout >= 0 && o.dropout < 1, "axial attention: dropout must be in [0, 1), is ", o.dropout);
   TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
-  TORCH_CHECK(!o.relative_bias || (o.height > 0 && o.width > 0),
-              "axial attention: relative_bias needs height and width, which are ", o.height, " and ", o.width);
+  if (const char* fixed = fixes_size(o)) {
+    TORCH_CHECK(o.height > 0 && o.width > 0, "axial attention: ", fixed, " needs height and width, which are ",
+                o.height, " and ", o.width);
+  }
 }
 
 }  // namespace
@@ -46,13 +53,24 @@ AxialAttentionImpl::AxialAttentionImpl(AxialAttentionOptions options) : options_
     row_bias_ = register_parameter("row_bias", torch::zeros({options_.heads, 2 * options_.width - 1}));
     col_bias_ = register_parameter("col_bias", torch::zeros({options_.heads, 2 * options_.height - 1}));
   }
+  if (options_.position_sensitive) {
+    const auto tables = [&](const std::string& name, std::int64_t length) {
+      const auto table = [&](const char* what) {
+        return register_parameter(name + what,
+                                  truncated_normal_(torch::empty({2 * length - 1, dim / options_.heads})));
+      };
+      return RelativeTables{table("_relative_q"), table("_relative_k"), table("_relative_v")};
+    };
+    row_relative_ = tables("row", options_.width);
+    col_relative_ = tables("col", options_.height);
+  }
 }
 
 PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   if (axis == Axis::kRow) {
-    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight, row_out_->bias, row_bias_};
+    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight, row_out_->bias, row_bias_, row_relative_};
   }
-  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_};
+  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_, col_relative_};
 }
 
 torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
@@ -73,9 +91,10 @@ torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const 
 torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
   TORCH_CHECK(x.dim() == 4 && x.size(3) == options_.dim, "axial attention: expected x [B, H, W, ", options_.dim,
               "], got ", x.sizes());
-  TORCH_CHECK(!options_.relative_bias || (x.size(1) == options_.height && x.size(2) == options_.width),
-              "axial attention: relative_bias was built for ", options_.height, " x ", options_.width,
-              " tokens, got x ", x.sizes());
+  if (const char* fixed = fixes_size(options_)) {
+    TORCH_CHECK(x.size(1) == options_.height && x.size(2) == options_.width, "axial attention: ", fixed,
+                " was built for ", options_.height, " x ", options_.width, " tokens, got x ", x.sizes());
+  }
   const RandomState drawn = is_training() ? random : RandomState{};
   const Axis second = options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow;
   const auto name = [](Axis axis) { return axis == Axis::kRow ? "row pass" : "column pass"; };

@@ -11,7 +11,8 @@
 namespace axial {
 
 // Parameters: row_norm.{weight,bias} [D], row_qkv.weight [3D, D], row_out.weight [D, D], row_out.bias [D],
-// col_* likewise; with relative_bias also row_bias [h, 2W-1] and col_bias [h, 2H-1].
+// col_* likewise; with relative_bias also row_bias [h, 2W-1] and col_bias [h, 2H-1]; with position_sensitive also
+// row_relative_{q,k,v} [2W-1, d] and col_relative_{q,k,v} [2H-1, d].
 class AxialAttentionImpl : public torch::nn::Module {
  public:
   explicit AxialAttentionImpl(AxialAttentionOptions options);
@@ -31,6 +32,7 @@ class AxialAttentionImpl : public torch::nn::Module {
   torch::nn::LayerNorm row_norm_{nullptr}, col_norm_{nullptr};
   torch::nn::Linear row_qkv_{nullptr}, row_out_{nullptr}, col_qkv_{nullptr}, col_out_{nullptr};
   torch::Tensor row_bias_, col_bias_;
+  RelativeTables row_relative_, col_relative_;
 };
 TORCH_MODULE(AxialAttention);
 

@@ -54,12 +54,14 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
     for (std::int64_t i = 0; i < o.depth[stage]; ++i, ++number) {
       AxialBlockOptions block;
       block.mlp_ratio = o.mlp_ratio;
+      block.mlp_conv = o.mlp_conv;
       AxialAttentionOptions& attention = block.attention;
       attention.dim = o.dim[stage];
       attention.heads = o.heads[stage];
       attention.first = o.first;
       attention.dropout = o.attention_dropout;
       attention.relative_bias = o.relative_bias;
+      attention.position_sensitive = o.position_sensitive;
       attention.height = height;
       attention.width = width;
       attention.drop_path =

@@ -51,6 +51,11 @@ PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t head
   return p;
 }
 
+RelativeTables random_tables(Draw& draw, std::int64_t offsets, std::int64_t head_dim) {
+  const auto table = [&] { return draw.normal({offsets, head_dim}, 0.7); };
+  return {table(), table(), table()};
+}
+
 namespace {
 
 at::Tensor make_leaf(const at::Tensor& t) { return t.detach().requires_grad_(); }
@@ -121,13 +126,14 @@ struct PassCase {
   bool bias = false, strided = false;
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
+  bool tables = false;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   GradcheckProblem problem;
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
-                 (c.drop_path > 0 ? ", depth" : "");
+                 (c.drop_path > 0 ? ", depth" : "") + (c.tables ? ", position-sensitive" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -140,6 +146,12 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
                     pair("out_weight", p.out_weight),
                     pair("out_bias", p.out_bias)};
   if (c.bias) problem.leaves.push_back(pair("bias", p.bias));
+  if (c.tables) {
+    const RelativeTables tables = random_tables(draw, 2 * length - 1, c.shape[3] / c.heads);
+    problem.leaves.push_back(pair("r_q", tables.q));
+    problem.leaves.push_back(pair("r_k", tables.k));
+    problem.leaves.push_back(pair("r_v", tables.v));
+  }
   PassOptions options;
   options.axis = c.axis;
   options.heads = c.heads;
@@ -151,9 +163,13 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
     options.sample_scale.select(0, 0).zero_();
   }
   const auto leaves = problem.leaves;
-  const auto parameters = [leaves](at::Tensor Leaf::*side) {
-    return PassParameters{leaves[1].*side, leaves[2].*side, leaves[3].*side,
-                          leaves[4].*side, leaves[5].*side, leaves.size() > 6 ? leaves[6].*side : at::Tensor()};
+  const bool bias = c.bias, tables = c.tables;
+  const auto parameters = [=](at::Tensor Leaf::*side) {
+    PassParameters q{leaves[1].*side, leaves[2].*side, leaves[3].*side, leaves[4].*side, leaves[5].*side, {}};
+    std::size_t next = 6;
+    if (bias) q.bias = leaves[next++].*side;
+    if (tables) q.relative = {leaves[next].*side, leaves[next + 1].*side, leaves[next + 2].*side};
+    return q;
   };
   problem.fused = [=] { return axial_pass(leaves[0].fused, parameters(&Leaf::fused), options); };
   problem.reference = [=] { return reference_pass(leaves[0].reference, parameters(&Leaf::reference), options); };
@@ -191,7 +207,8 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   return problem;
 }
 
-GradcheckProblem layer_problem(Draw& draw) {
+// With all options but those of `tables`, or with these too.
+GradcheckProblem layer_problem(Draw& draw, bool tables) {
   AxialAttentionOptions o;
   o.dim = 12;
   o.heads = 3;
@@ -199,15 +216,33 @@ GradcheckProblem layer_problem(Draw& draw) {
   o.dropout = 0.2;
   o.drop_path = 0.25;
   o.relative_bias = true;
+  o.position_sensitive = tables;
   o.height = 3;
   o.width = 5;
   return module_problem<AxialAttention>(
-      draw, "layer [4, 3, 5, 12] h=3, all options",
+      draw, std::string("layer [4, 3, 5, 12] h=3, all options") + (tables ? ", position-sensitive" : ""),
       [=](Backend backend) mutable {
         o.backend = backend;
         return AxialAttention(o);
       },
       draw.normal({4, 3, 5, 12}));
+}
+
+// A block whose MLP convolves.
+GradcheckProblem convolved_problem(Draw& draw, std::int64_t height, std::int64_t width) {
+  AxialBlockOptions o;
+  o.attention.dim = 8;
+  o.attention.heads = 2;
+  o.attention.drop_path = 0.25;
+  o.mlp_conv = true;
+  const std::vector<std::int64_t> shape{3, height, width, 8};
+  return module_problem<AxialBlock>(
+      draw, "block " + text(shape) + " h=2, convolution in the MLP",
+      [=](Backend backend) mutable {
+        o.attention.backend = backend;
+        return AxialBlock(o);
+      },
+      draw.normal(shape));
 }
 
 // Smooth activations and no max pooling: finite differences would fall over the edges of both.
@@ -260,10 +295,16 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{3, 5, 4, 8}, 1, column, false, false, 0, 0.4, In::kSliced},
            {{2, 3, 1, 6}, 2, row, true, false, 0, 0, In::kContiguous},
            {{2, 1, 17, 20}, 4, row, false, true, 0.2, 0, In::kSliced},
+           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, true},
+           {{3, 5, 4, 8}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
+           {{2, 3, 1, 6}, 2, row, false, false, 0.2, 0, In::kSliced, true},
        }) {
     problems.push_back(pass_problem(draw, c));
   }
-  problems.push_back(layer_problem(draw));
+  problems.push_back(layer_problem(draw, false));
+  problems.push_back(layer_problem(draw, true));
+  problems.push_back(convolved_problem(draw, 3, 5));
+  problems.push_back(convolved_problem(draw, 1, 2));
   problems.push_back(classifier_problem(draw, Stem::kPatch));
   problems.push_back(classifier_problem(draw, Stem::kConv));
   return problems;

@@ -110,18 +110,22 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
-// With learned relative biases, or without.
+// With learned relative biases, or without; likewise with the tables of position-sensitive attention.
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report, bool biased = true) {
+                   const std::function<void(GradcheckResult)>& report, bool biased = true, bool tables = false) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
   options.axis = axis;
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
-  const auto with = [options](auto pass) {
+  const auto with = [=](auto pass) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
-      return pass(x, PassParameters{q[0], q[1], q[2], q[3], q[4], q.size() > 5 ? q[5] : at::Tensor()}, options);
+      PassParameters given{q[0], q[1], q[2], q[3], q[4], {}};
+      std::size_t next = 5;
+      if (biased) given.bias = q[next++];
+      if (tables) given.relative = {q[next], q[next + 1], q[next + 2]};
+      return pass(x, given, options);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
@@ -130,16 +134,22 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
                                                                 {"out_weight", p.out_weight},
                                                                 {"out_bias", p.out_bias}};
   if (biased) parameters.emplace_back("bias", p.bias);
+  if (tables) {
+    const RelativeTables r = random_tables(draw, 2 * length - 1, s.dim / s.heads);
+    for (const auto& [name, table] : {std::pair("r_q", r.q), std::pair("r_k", r.k), std::pair("r_v", r.v)}) {
+      parameters.emplace_back(name, table);
+    }
+  }
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads),
+                      " h=" + std::to_string(s.heads) + (tables ? ", position-sensitive" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
-// The MLP of `ratio` times D hidden channels; with `depth` the branch of every second sample is dropped.
+// The MLP of `hidden` channels, convolved or not; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
-                  const std::function<void(GradcheckResult)>& report) {
+                  const std::function<void(GradcheckResult)>& report, bool convolved = false) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
   MlpOptions options;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
@@ -150,20 +160,28 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
       o.backend = backend;
-      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5]}, o);
+      MlpParameters given{q[0], q[1], q[2], q[3], q[4], q[5]};
+      if (q.size() > 6) {
+        given.conv_weight = q[6];
+        given.conv_bias = q[7];
+      }
+      return mlp(x, given, o);
     };
   };
+  std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
+                                                                {"norm_bias", draw.normal({s.dim}, 0.2)},
+                                                                {"up_weight", draw.normal({hidden, s.dim}, up)},
+                                                                {"up_bias", draw.normal({hidden}, 0.2)},
+                                                                {"down_weight", draw.normal({s.dim, hidden}, down)},
+                                                                {"down_bias", draw.normal({s.dim}, 0.2)}};
+  if (convolved) {
+    parameters.emplace_back("conv_weight", draw.normal({hidden, 1, 3, 3}, 0.3));
+    parameters.emplace_back("conv_bias", draw.normal({hidden}, 0.2));
+  }
   check_layer_in(draw,
-                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : ""),
-                  with(Backend::kFused),
-                  with(Backend::kReference),
-                  {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
-                   {"norm_bias", draw.normal({s.dim}, 0.2)},
-                   {"up_weight", draw.normal({hidden, s.dim}, up)},
-                   {"up_bias", draw.normal({hidden}, 0.2)},
-                   {"down_weight", draw.normal({s.dim, hidden}, down)},
-                   {"down_bias", draw.normal({s.dim}, 0.2)}},
-                  s.batch, s.height, s.width, s.dim},
+                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
+                      (convolved ? ", convolution" : ""),
+                  with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
@@ -179,8 +197,10 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, c.relative_bias);
-  check_mlp_in(draw, s, c.hidden, false, n, false, report);
+  for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+    check_pass_in(draw, s, axis, n, false, report, c.relative_bias, c.position_sensitive);
+  }
+  check_mlp_in(draw, s, c.hidden, false, n, false, report, c.mlp_conv);
   return results;
 }
 
@@ -198,6 +218,9 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
+    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+      check_pass_in(draw, shapes[0], axis, n, false, report, axis == Axis::kRow, true);
+    }
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }
@@ -211,6 +234,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   }
   for (const Narrow& n : types) {
     for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, true);
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

@@ -7,6 +7,7 @@
 #include "model/bridge.h"
 #include "model/launch.h"
 #include "model/composed.h"
+#include "model/mlp_conv.h"
 
 namespace axial {
 namespace {
@@ -216,10 +217,15 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
   check("up_bias", p.up_bias, {hidden});
   check("down_weight", p.down_weight, {dim, hidden});
   check("down_bias", p.down_bias, {dim});
+  if (p.conv_weight.defined() || p.conv_bias.defined()) {
+    check("conv_weight", p.conv_weight, {hidden, 1, 3, 3});
+    check("conv_bias", p.conv_bias, {hidden});
+  }
   if (options.sample_scale.defined()) {
     check("sample_scale", options.sample_scale, {x.size(0)});
     TORCH_CHECK(!options.sample_scale.requires_grad(), "mlp: sample_scale is a constant, no gradient is computed");
   }
+  if (p.conv_weight.defined()) return convolved_mlp(x, p, options);
   if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();
   for (const at::Tensor* t :

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "model/core.h"
 #include "model/options.h"
 #include "model/random.h"
 
@@ -21,6 +22,7 @@ struct PassParameters {
   at::Tensor out_weight;   // [D, D]
   at::Tensor out_bias;     // [D]
   at::Tensor bias;         // [h, 2L-1], relative position bias; undefined: none
+  RelativeTables relative{};  // [2L-1, d] each: position-sensitive attention; undefined: none
 };
 
 struct PassOptions {

@@ -18,8 +18,10 @@ struct ModelConfig {
   std::string stem_activation;  // relu, gelu, none
   std::vector<std::int64_t> dim, heads, depth;
   double mlp_ratio;
+  bool mlp_conv;
   bool position;
   bool relative_bias;
+  bool position_sensitive;
   std::string first_axis;  // width, height
   double attention_dropout, drop_path, head_dropout;
   std::string backend;  // fused, reference

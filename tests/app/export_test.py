@@ -53,9 +53,10 @@ def read_safetensors(path):
 
 
 class Attention(nn.Module):
-    """Rows, then columns, of x[B, H, W, D]: y = x + W_out softmax(q k^T / sqrt(d) + bias) v + b_out."""
+    """Rows, then columns, of x[B, H, W, D]: y = x + W_out softmax(q k^T / sqrt(d) + bias) v + b_out; where
+    position-sensitive, queries, keys and values have tables of relative positions beside them (Wang et al. 2020)."""
 
-    def __init__(self, dim, heads, height, width):
+    def __init__(self, dim, heads, height, width, position_sensitive):
         super().__init__()
         self.heads = heads
         for name, length in ("row", width), ("col", height):
@@ -63,15 +64,26 @@ class Attention(nn.Module):
             setattr(self, f"{name}_qkv", nn.Linear(dim, 3 * dim, bias=False))
             setattr(self, f"{name}_out", nn.Linear(dim, dim))
             setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(heads, 2 * length - 1)))
+            for what in "qkv" if position_sensitive else "":
+                table = nn.Parameter(torch.zeros(2 * length - 1, dim // heads))
+                setattr(self, f"{name}_relative_{what}", table)
 
     def along(self, name, x):  # lines [N, L, D]
         lines, length, dim = x.shape
         norm, qkv, out, bias = (getattr(self, f"{name}_{part}") for part in ("norm", "qkv", "out", "bias"))
         q, k, v = qkv(norm(x)).view(lines, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         token = torch.arange(length)
-        relative = bias[:, token[:, None] - token[None, :] + length - 1]
-        p = (q @ k.transpose(-1, -2) * (dim // self.heads) ** -0.5 + relative).softmax(-1)
-        return x + out((p @ v).transpose(1, 2).reshape(lines, length, dim))
+        offset = token[:, None] - token[None, :] + length - 1
+        scores = q @ k.transpose(-1, -2)
+        table = {what: getattr(self, f"{name}_relative_{what}", None) for what in "qkv"}
+        if table["q"] is not None:
+            scores = scores + torch.einsum("nhid,ijd->nhij", q, table["q"][offset])
+            scores = scores + torch.einsum("nhjd,ijd->nhij", k, table["k"][offset])
+        p = (scores * (dim // self.heads) ** -0.5 + bias[:, offset]).softmax(-1)
+        o = p @ v
+        if table["v"] is not None:
+            o = o + torch.einsum("nhij,ijd->nhid", p, table["v"][offset])
+        return x + out(o.transpose(1, 2).reshape(lines, length, dim))
 
     def forward(self, x):
         x = self.along("row", x.flatten(0, 1)).view(x.shape)
@@ -80,14 +92,18 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim, heads, hidden, height, width):
+    def __init__(self, dim, heads, hidden, height, width, position_sensitive, mlp_conv):
         super().__init__()
-        self.attention = Attention(dim, heads, height, width)
+        self.attention = Attention(dim, heads, height, width, position_sensitive)
         self.mlp_norm, self.mlp_up, self.mlp_down = nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.mlp_conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if mlp_conv else None
 
     def forward(self, x):
         x = self.attention(x)
-        return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x))))
+        u = self.mlp_up(self.mlp_norm(x))
+        if self.mlp_conv is not None:
+            u = u + self.mlp_conv(u.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return x + self.mlp_down(F.gelu(u))
 
 
 class Merge(nn.Module):
@@ -107,7 +123,8 @@ class Merge(nn.Module):
 class Classifier(nn.Module):
     """Of a convolution with batch normalisation as the stem (model.stem=conv, no stem_channels)."""
 
-    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2):
+    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2,
+                 position_sensitive=False, mlp_conv=False):
         super().__init__()
         self.stem = nn.Module()
         self.stem.conv0 = nn.Conv2d(channels, dim[0], 3, stride, 1, bias=False)
@@ -121,7 +138,8 @@ class Classifier(nn.Module):
                 self.merges.append(Merge(dim[stage - 1], width_of))
                 height, width = (height + 1) // 2, (width + 1) // 2
             for _ in range(blocks):
-                self.blocks.append(Block(width_of, heads_of, int(mlp_ratio * width_of), height, width))
+                hidden = int(mlp_ratio * width_of)
+                self.blocks.append(Block(width_of, heads_of, hidden, height, width, position_sensitive, mlp_conv))
         self.norm, self.head = nn.LayerNorm(dim[-1]), nn.Linear(dim[-1], classes)
 
     def forward(self, images):
@@ -154,15 +172,17 @@ def run(*command):
     return done.stdout
 
 
-program, configuration = os.path.abspath(arguments.program), os.path.abspath(arguments.configuration)
-with tempfile.TemporaryDirectory() as folder:
-    run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu",
-        "data.synthetic_train=256", "data.synthetic_test=64")
+def compare(options):
+    """Trains with these options on, exports, and returns the largest difference of a probability."""
+    overrides = [f"model.{option}=true" for option in options]
+    run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu", "--overwrite",
+        "data.synthetic_train=256", "data.synthetic_test=64", *overrides)
     run("export", "run", "-o", "weights.safetensors")
     tensors, metadata = read_safetensors(os.path.join(folder, "weights.safetensors"))
     image, classes = json.loads(metadata["axial.image"]), json.loads(metadata["axial.classes"])
     size = image["height"], image["width"]
-    model = Classifier(image["channels"], *size, len(classes), dim=[16, 32], heads=[2, 4], depth=[1, 1]).eval()
+    model = Classifier(image["channels"], *size, len(classes), dim=[16, 32], heads=[2, 4], depth=[1, 1],
+                       **{option: True for option in options}).eval()
     model.load_state_dict(tensors)  # strict: every name, and no other
 
     torch.manual_seed(0)
@@ -179,6 +199,13 @@ with tempfile.TemporaryDirectory() as folder:
         found = {entry["class"]: entry["probability"] for entry in json.loads(line)["classes"]}
         for name, probability in zip(classes, expected.tolist(), strict=True):
             worst = max(worst, abs(found[name] - probability))
-    print(f"largest difference of a probability: {worst:.2e}")
-    if worst > 1e-5:
-        raise SystemExit("axial export: PyTorch computes other probabilities than axial predict")
+    return worst
+
+
+program, configuration = os.path.abspath(arguments.program), os.path.abspath(arguments.configuration)
+with tempfile.TemporaryDirectory() as folder:
+    for options in [], ["position_sensitive", "mlp_conv"]:
+        worst = compare(options)
+        print(f"largest difference of a probability{' with ' + ', '.join(options) if options else ''}: {worst:.2e}")
+        if worst > 1e-5:
+            raise SystemExit("axial export: PyTorch computes other probabilities than axial predict")
