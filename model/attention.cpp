@@ -25,11 +25,15 @@ void check_options(const AxialAttentionOptions& o) {
               ", the limit is ", kernels::kMaxHeadDim);
   TORCH_CHECK(o.dropout >= 0 && o.dropout < 1, "axial attention: dropout must be in [0, 1), is ", o.dropout);
   TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
+  TORCH_CHECK(o.layer_scale >= 0, "axial attention: layer_scale must not be negative, is ", o.layer_scale);
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
   if (const char* fixed = fixes_size(o)) {
     TORCH_CHECK(o.height > 0 && o.width > 0, "axial attention: ", fixed, " needs height and width, which are ",
                 o.height, " and ", o.width);
   }
+  TORCH_CHECK(!o.rotary || o.dim / o.heads % 2 == 0,
+              "axial attention: rotary turns pairs of channels, dim / heads must be even, is ", o.dim / o.heads);
+  TORCH_CHECK(!o.rotary || o.rotary_base > 1, "axial attention: rotary_base must be above 1, is ", o.rotary_base);
 }
 
 }  // namespace
@@ -64,16 +68,22 @@ AxialAttentionImpl::AxialAttentionImpl(AxialAttentionOptions options) : options_
     row_relative_ = tables("row", options_.width);
     col_relative_ = tables("col", options_.height);
   }
+  if (options_.layer_scale > 0) {
+    row_scale_ = register_parameter("row_scale", torch::full({dim}, options_.layer_scale));
+    col_scale_ = register_parameter("col_scale", torch::full({dim}, options_.layer_scale));
+  }
 }
 
 PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   if (axis == Axis::kRow) {
-    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight, row_out_->bias, row_bias_, row_relative_};
+    return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight,
+            row_out_->bias,    row_bias_,       row_scale_,       row_relative_};
   }
-  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight, col_out_->bias, col_bias_, col_relative_};
+  return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight,
+          col_out_->bias,    col_bias_,       col_scale_,       col_relative_};
 }
 
-torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
+PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random) {
   const std::uint64_t offset = axis == Axis::kRow ? 0 : 1;
   PassOptions pass;
   pass.axis = axis;
@@ -84,6 +94,17 @@ torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const 
   pass.random = random;
   pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,
                                    accumulate_type(x.scalar_type()));
+  if (options_.rotary) {
+    const bool row = axis == Axis::kRow;
+    pass.rotary = (row ? row_rotary_ : col_rotary_)
+                      .get(x.size(row ? 2 : 1), options_.dim / options_.heads, options_.rotary_base,
+                           x.options().dtype(accumulate_type(x.scalar_type())));
+  }
+  return pass;
+}
+
+torch::Tensor AxialAttentionImpl::pass(const torch::Tensor& x, Axis axis, const RandomState& random) {
+  const PassOptions pass = options_of(axis, x, random);
   return options_.backend == Backend::kFused ? axial_pass(x, parameters_of(axis), pass)
                                              : reference_pass(x, parameters_of(axis), pass);
 }

@@ -20,14 +20,6 @@ struct Step {
   std::int64_t height = 0, width = 0;
 };
 
-PassOptions pass_options(const AxialAttentionOptions& o, Axis axis) {
-  PassOptions pass;
-  pass.axis = axis;
-  pass.heads = o.heads;
-  pass.eps = o.eps;
-  return pass;
-}
-
 // share[B, H, W] -> what the tokens before the pass contributed to it.
 at::Tensor through_pass(const at::Tensor& share, const Step& step) {
   const bool rows = step.axis == Axis::kRow;
@@ -68,11 +60,11 @@ AttentionMaps attention_rollout(AxialClassifierImpl& model, const at::Tensor& im
       x = module->forward(x);
     }
     for (AxialBlock block : model.stages()[stage]) {
-      const AxialAttention& attention = block->attention();
+      AxialAttention attention = block->attention();
       const AxialAttentionOptions& o = attention->options();
       at::Tensor between = x;
       for (const Axis axis : {o.first, o.first == Axis::kRow ? Axis::kColumn : Axis::kRow}) {
-        const PassOptions pass = pass_options(o, axis);
+        const PassOptions pass = attention->options_of(axis, between, {});
         Step step;
         step.axis = axis;
         step.probabilities =

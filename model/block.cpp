@@ -21,6 +21,9 @@ AxialBlockImpl::AxialBlockImpl(AxialBlockOptions options) : options_(std::move(o
   mlp_up_ = register_module("mlp_up", make_linear(dim, hidden, true));
   mlp_down_ = register_module("mlp_down", make_linear(hidden, dim, true));
   if (options_.mlp_conv) mlp_conv_ = register_module("mlp_conv", make_depthwise(hidden));
+  if (options_.attention.layer_scale > 0) {
+    mlp_scale_ = register_parameter("mlp_scale", torch::full({dim}, options_.attention.layer_scale));
+  }
 }
 
 torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomState& random) {
@@ -30,8 +33,8 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
   options.backend = options_.attention.backend;
   options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, is_training() ? random : RandomState{},
                                       options_.attention.stream + 4, accumulate_type(x.scalar_type()));  // [B]
-  MlpParameters parameters{mlp_norm_->weight, mlp_norm_->bias,   mlp_up_->weight,
-                           mlp_up_->bias,     mlp_down_->weight, mlp_down_->bias};
+  MlpParameters parameters{mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight,
+                           mlp_down_->bias,   mlp_scale_};
   if (mlp_conv_) {
     parameters.conv_weight = mlp_conv_->weight;
     parameters.conv_bias = mlp_conv_->bias;

@@ -62,6 +62,9 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
       attention.dropout = o.attention_dropout;
       attention.relative_bias = o.relative_bias;
       attention.position_sensitive = o.position_sensitive;
+      attention.rotary = o.rotary;
+      attention.rotary_base = o.rotary_base;
+      attention.layer_scale = o.layer_scale;
       attention.height = height;
       attention.width = width;
       attention.drop_path =

@@ -116,7 +116,7 @@ PassGradients run_backward(const kernels::PassProblem& problem, const at::Tensor
   const at::Tensor dy = aligned_contiguous(incoming.to(x.scalar_type()));
   const at::Tensor dx = at::empty_like(x);
   const std::array<const at::Tensor*, kPassInputs> inputs{
-      &x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias};
+      &x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias, &p.layer_scale};
   PassGradients g;
   kernels::PassGradients gradients;
   bool parameters = false;
@@ -184,10 +184,10 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[9]};
     const Weights weights(p);
     PassWanted wanted{};
-    for (int i = kX; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
+    for (int i = kX; i < (p.bias.defined() ? kBias + 1 : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
     const PassGradients gradients =
         run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
-    variable_list g(gradients.begin(), gradients.end());
+    variable_list g(gradients.begin(), gradients.begin() + kBias + 1);
     g.resize(9);  // one for each argument of forward
     return differentiable_once(std::move(g), "axial_pass", create_graph);
   }
@@ -206,6 +206,7 @@ kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height,
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
   if (!x.is_cuda() || x.numel() == 0) return false;
+  if (options.rotary.defined() || parameters.layer_scale.defined()) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.

@@ -9,6 +9,7 @@
 #include "model/classifier.h"
 #include "model/core.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 
 namespace axial {
 
@@ -126,14 +127,15 @@ struct PassCase {
   bool bias = false, strided = false;
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
-  bool tables = false;
+  bool rotary = false, layer_scale = false, tables = false;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   GradcheckProblem problem;
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
-                 (c.drop_path > 0 ? ", depth" : "") + (c.tables ? ", position-sensitive" : "");
+                 (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "") +
+                 (c.layer_scale ? ", layer scale" : "") + (c.tables ? ", position-sensitive" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -146,6 +148,7 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
                     pair("out_weight", p.out_weight),
                     pair("out_bias", p.out_bias)};
   if (c.bias) problem.leaves.push_back(pair("bias", p.bias));
+  if (c.layer_scale) problem.leaves.push_back(pair("layer_scale", draw.normal({c.shape[3]}, 0.5, 1)));
   if (c.tables) {
     const RelativeTables tables = random_tables(draw, 2 * length - 1, c.shape[3] / c.heads);
     problem.leaves.push_back(pair("r_q", tables.q));
@@ -162,13 +165,14 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
     options.sample_scale = at::full({c.shape[0]}, 1 / (1 - c.drop_path), x.options());
     options.sample_scale.select(0, 0).zero_();
   }
+  if (c.rotary) options.rotary = rotary_table(length, c.shape[3] / c.heads, 30, x.options());
   const auto leaves = problem.leaves;
-  const bool bias = c.bias, tables = c.tables;
-  const auto parameters = [=](at::Tensor Leaf::*side) {
-    PassParameters q{leaves[1].*side, leaves[2].*side, leaves[3].*side, leaves[4].*side, leaves[5].*side, {}};
+  const auto parameters = [leaves, c](at::Tensor Leaf::*side) {
+    PassParameters q{leaves[1].*side, leaves[2].*side, leaves[3].*side, leaves[4].*side, leaves[5].*side, {}, {}};
     std::size_t next = 6;
-    if (bias) q.bias = leaves[next++].*side;
-    if (tables) q.relative = {leaves[next].*side, leaves[next + 1].*side, leaves[next + 2].*side};
+    if (c.bias) q.bias = leaves[next++].*side;
+    if (c.layer_scale) q.layer_scale = leaves[next++].*side;
+    if (c.tables) q.relative = {leaves[next].*side, leaves[next + 1].*side, leaves[next + 2].*side};
     return q;
   };
   problem.fused = [=] { return axial_pass(leaves[0].fused, parameters(&Leaf::fused), options); };
@@ -193,7 +197,7 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
       // Not the initial values, which torch's own generator drew: a seed is to give the same check. Branches of the
       // residual's size; norm weights around one.
       const at::NoGradGuard no_grad;
-      const bool gain = p.dim() == 1 && item.key().ends_with("weight");
+      const bool gain = p.dim() == 1 && (item.key().ends_with("weight") || item.key().ends_with("_scale"));
       const double fan_in = static_cast<double>(p.dim() > 1 ? p.numel() / p.size(0) : 25);
       p.copy_(draw.normal(p.sizes(), 1 / std::sqrt(fan_in), gain ? 1 : 0));
     }
@@ -207,8 +211,8 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   return problem;
 }
 
-// With all options but those of `tables`, or with these too.
-GradcheckProblem layer_problem(Draw& draw, bool tables) {
+// Plain scores and branches; or all options, without `tables` or with them.
+GradcheckProblem layer_problem(Draw& draw, bool all, bool tables) {
   AxialAttentionOptions o;
   o.dim = 12;
   o.heads = 3;
@@ -219,8 +223,12 @@ GradcheckProblem layer_problem(Draw& draw, bool tables) {
   o.position_sensitive = tables;
   o.height = 3;
   o.width = 5;
+  o.rotary = all;
+  o.layer_scale = all ? 1 : 0;
   return module_problem<AxialAttention>(
-      draw, std::string("layer [4, 3, 5, 12] h=3, all options") + (tables ? ", position-sensitive" : ""),
+      draw,
+      std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches") +
+          (tables ? ", position-sensitive" : ""),
       [=](Backend backend) mutable {
         o.backend = backend;
         return AxialAttention(o);
@@ -229,11 +237,12 @@ GradcheckProblem layer_problem(Draw& draw, bool tables) {
 }
 
 // A block whose MLP convolves.
-GradcheckProblem convolved_problem(Draw& draw, std::int64_t height, std::int64_t width) {
+GradcheckProblem convolved_problem(Draw& draw, std::int64_t height, std::int64_t width, bool layer_scale) {
   AxialBlockOptions o;
   o.attention.dim = 8;
   o.attention.heads = 2;
   o.attention.drop_path = 0.25;
+  o.attention.layer_scale = layer_scale ? 1 : 0;
   o.mlp_conv = true;
   const std::vector<std::int64_t> shape{3, height, width, 8};
   return module_problem<AxialBlock>(
@@ -259,6 +268,8 @@ GradcheckProblem classifier_problem(Draw& draw, Stem stem) {
   o.heads = {2, 3};
   o.depth = {1, 1};
   o.relative_bias = stem == Stem::kConv;
+  o.rotary = stem == Stem::kPatch;
+  o.layer_scale = stem == Stem::kConv ? 1 : 0;
   o.attention_dropout = 0.2;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -296,15 +307,19 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{2, 3, 1, 6}, 2, row, true, false, 0, 0, In::kContiguous},
            {{2, 1, 17, 20}, 4, row, false, true, 0.2, 0, In::kSliced},
            {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, true},
-           {{3, 5, 4, 8}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
-           {{2, 3, 1, 6}, 2, row, false, false, 0.2, 0, In::kSliced, true},
+           {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
+           {{2, 3, 5, 12}, 3, column, false, false, 0, 0, In::kSliced, false, true},
+           {{3, 5, 4, 12}, 2, row, true, true, 0.2, 0.4, In::kTransposed, true, true},
+           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, false, false, true},
+           {{3, 5, 4, 8}, 2, column, true, true, 0.2, 0.4, In::kExpanded, false, false, true},
+           {{2, 3, 1, 6}, 3, row, false, false, 0.2, 0, In::kSliced, true, true, true},
        }) {
     problems.push_back(pass_problem(draw, c));
   }
-  problems.push_back(layer_problem(draw, false));
-  problems.push_back(layer_problem(draw, true));
-  problems.push_back(convolved_problem(draw, 3, 5));
-  problems.push_back(convolved_problem(draw, 1, 2));
+  problems.push_back(layer_problem(draw, false, false));
+  for (const bool tables : {false, true}) problems.push_back(layer_problem(draw, true, tables));
+  problems.push_back(convolved_problem(draw, 3, 5, false));
+  problems.push_back(convolved_problem(draw, 1, 2, true));
   problems.push_back(classifier_problem(draw, Stem::kPatch));
   problems.push_back(classifier_problem(draw, Stem::kConv));
   return problems;

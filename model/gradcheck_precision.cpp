@@ -8,9 +8,11 @@
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "model/bridge.h"
 #include "model/gradcheck_cases.h"
 #include "model/mlp.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 #include "model/tolerance.h"
 
 namespace axial {
@@ -110,22 +112,31 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
-// With learned relative biases, or without; likewise with the tables of position-sensitive attention.
+// What a pass may have beside its projections.
+struct PassParts {
+  bool bias = true, rotary = false, layer_scale = false, tables = false;
+};
+
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report, bool biased = true, bool tables = false) {
+                   const std::function<void(GradcheckResult)>& report, const PassParts& parts = {}) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
   options.axis = axis;
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
-  const auto with = [=](auto pass) {
+  const at::Tensor table =  // in float64
+      parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
+  const auto with = [options, table, parts](auto pass) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
-      PassParameters given{q[0], q[1], q[2], q[3], q[4], {}};
+      PassOptions o = options;
+      if (table.defined()) o.rotary = table.to(accumulate_type(x.scalar_type()));
+      PassParameters given{q[0], q[1], q[2], q[3], q[4], {}, {}};
       std::size_t next = 5;
-      if (biased) given.bias = q[next++];
-      if (tables) given.relative = {q[next], q[next + 1], q[next + 2]};
-      return pass(x, given, options);
+      if (parts.bias) given.bias = q[next++];
+      if (parts.layer_scale) given.layer_scale = q[next++];
+      if (parts.tables) given.relative = {q[next], q[next + 1], q[next + 2]};
+      return pass(x, given, o);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
@@ -133,23 +144,26 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
                                                                 {"qkv_weight", p.qkv_weight},
                                                                 {"out_weight", p.out_weight},
                                                                 {"out_bias", p.out_bias}};
-  if (biased) parameters.emplace_back("bias", p.bias);
-  if (tables) {
+  if (parts.bias) parameters.emplace_back("bias", p.bias);
+  if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
+  if (parts.tables) {
     const RelativeTables r = random_tables(draw, 2 * length - 1, s.dim / s.heads);
-    for (const auto& [name, table] : {std::pair("r_q", r.q), std::pair("r_k", r.k), std::pair("r_v", r.v)}) {
-      parameters.emplace_back(name, table);
+    for (const auto& [name, t] : {std::pair("r_q", r.q), std::pair("r_k", r.k), std::pair("r_v", r.v)}) {
+      parameters.emplace_back(name, t);
     }
   }
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads) + (tables ? ", position-sensitive" : ""),
+                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
+                      (parts.layer_scale ? ", layer scale" : "") + (parts.tables ? ", position-sensitive" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
 // The MLP of `hidden` channels, convolved or not; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
-                  const std::function<void(GradcheckResult)>& report, bool convolved = false) {
+                  const std::function<void(GradcheckResult)>& report, bool layer_scale = false,
+                  bool convolved = false) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
   MlpOptions options;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
@@ -160,10 +174,12 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
       o.backend = backend;
-      MlpParameters given{q[0], q[1], q[2], q[3], q[4], q[5]};
-      if (q.size() > 6) {
-        given.conv_weight = q[6];
-        given.conv_bias = q[7];
+      MlpParameters given{q[0], q[1], q[2], q[3], q[4], q[5], {}};
+      std::size_t next = 6;
+      if (layer_scale) given.layer_scale = q[next++];
+      if (convolved) {
+        given.conv_weight = q[next];
+        given.conv_bias = q[next + 1];
       }
       return mlp(x, given, o);
     };
@@ -174,13 +190,14 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
                                                                 {"up_bias", draw.normal({hidden}, 0.2)},
                                                                 {"down_weight", draw.normal({s.dim, hidden}, down)},
                                                                 {"down_bias", draw.normal({s.dim}, 0.2)}};
+  if (layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
   if (convolved) {
     parameters.emplace_back("conv_weight", draw.normal({hidden, 1, 3, 3}, 0.3));
     parameters.emplace_back("conv_bias", draw.normal({hidden}, 0.2));
   }
   check_layer_in(draw,
                  {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
-                      (convolved ? ", convolution" : ""),
+                      (layer_scale ? ", layer scale" : "") + (convolved ? ", convolution" : ""),
                   with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
@@ -197,10 +214,9 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
-    check_pass_in(draw, s, axis, n, false, report, c.relative_bias, c.position_sensitive);
-  }
-  check_mlp_in(draw, s, c.hidden, false, n, false, report, c.mlp_conv);
+  const PassParts parts{c.relative_bias, c.rotary, c.layer_scale, c.position_sensitive};
+  for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
+  check_mlp_in(draw, s, c.hidden, false, n, false, report, c.layer_scale, c.mlp_conv);
   return results;
 }
 
@@ -218,8 +234,10 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true});
     for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
-      check_pass_in(draw, shapes[0], axis, n, false, report, axis == Axis::kRow, true);
+      const bool row = axis == Axis::kRow;
+      check_pass_in(draw, shapes[0], axis, n, false, report, {row, !row, !row, true});
     }
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
@@ -235,6 +253,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   for (const Narrow& n : types) {
     for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
     check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, true);
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, n.type == at::kHalf, true);
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

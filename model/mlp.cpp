@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/mlp.h"
+#include "model/branch.h"
 #include "model/bridge.h"
 #include "model/launch.h"
 #include "model/composed.h"
@@ -32,11 +33,13 @@ kernels::KernelChoice choice_of(const kernels::MlpProblem& problem) {
 
 std::int64_t tokens_of(const at::Tensor& x) { return x.size(0) * x.size(1) * x.size(2); }
 
-// The parameters as the kernels take them: float32, contiguous. They must live until the kernels are queued.
+// The parameters as the kernels take them: float32, contiguous, the layer scale folded in. They must live until the
+// kernels are queued.
 MlpParameters ready(const MlpParameters& p) {
   const auto as_float = [](const at::Tensor& t) { return t.detach().to(at::kFloat).contiguous(); };
-  return {as_float(p.norm_weight), as_float(p.norm_bias),   as_float(p.up_weight),
-          as_float(p.up_bias),     as_float(p.down_weight), as_float(p.down_bias)};
+  const auto folded = [&](const at::Tensor& t) { return as_float(fold_scale(t, p.layer_scale, at::kFloat)); };
+  return {as_float(p.norm_weight), as_float(p.norm_bias), as_float(p.up_weight), as_float(p.up_bias),
+          folded(p.down_weight),   folded(p.down_bias),   {}};
 }
 
 // x contiguous and aligned.
@@ -57,15 +60,19 @@ at::Tensor bytes_on(const at::Tensor& x, std::size_t count) {
   return at::empty({static_cast<std::int64_t>(count)}, x.options().dtype(at::kByte));
 }
 
+// Arguments of both Functions that have gradients; 0 is x.
+constexpr std::size_t kDownWeight = 5, kDownBias = 6, kLayerScale = 7;
+
 class MlpFunction : public torch::autograd::Function<MlpFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& up_weight, const at::Tensor& up_bias,
-                            const at::Tensor& down_weight, const at::Tensor& down_bias, const MlpOptions& options,
-                            bool save) {
+                            const at::Tensor& down_weight, const at::Tensor& down_bias,
+                            const std::optional<at::Tensor>& layer_scale, const MlpOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const at::Tensor x = aligned_contiguous(x_any);  // [B, H, W, D]
-    const MlpParameters weights = ready({norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias});
+    const at::Tensor lambda = layer_scale.value_or(at::Tensor());
+    const MlpParameters weights = ready({norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda});
     const at::Tensor scale =
         options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
     const kernels::MlpProblem problem = problem_on(x, weights, options.eps, scale);
@@ -76,7 +83,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     check_status(kernels::cuda::mlp_forward(problem, packed.const_data_ptr(), y.mutable_data_ptr(), stream), "mlp");
     if (save) {
       ctx->save_for_backward(
-          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, packed, scale});
+          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, packed, scale});
       ctx->saved_data["eps"] = options.eps;
     }
     return y;
@@ -86,19 +93,20 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const bool create_graph = at::GradMode::is_enabled();
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &packed = saved[7], &scale = saved[8];
+    const at::Tensor &x = saved[0], &lambda = saved[7], &packed = saved[8], &scale = saved[9];
     const c10::OptionalDeviceGuard guard(x.device());
-    const MlpParameters weights = ready({saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]});
+    const MlpParameters weights = ready({saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], lambda});
     const kernels::MlpProblem problem = problem_on(x, weights, ctx->saved_data["eps"].toDouble(), scale);
     const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type()));
     const at::Tensor dx = at::empty_like(x);
 
     constexpr int kParameters = 6;
-    variable_list g(9);  // one for each argument of forward
+    variable_list g(10);  // one for each argument of forward
     kernels::MlpGradients gradients;
-    bool wanted = false;
-    for (int i = 1; i <= kParameters; ++i) wanted = wanted || ctx->needs_input_grad(static_cast<std::size_t>(i));
-    if (wanted) {
+    const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
+    bool any = false;
+    for (std::size_t i = 1; i <= kLayerScale; ++i) any = any || wanted(i);
+    if (any) {
       float** const places[kParameters] = {&gradients.norm_weight, &gradients.norm_bias,   &gradients.up_weight,
                                            &gradients.up_bias,     &gradients.down_weight, &gradients.down_bias};
       for (std::size_t i = 0; i < kParameters; ++i) {
@@ -112,9 +120,17 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                              dx.mutable_data_ptr(), gradients, workspace.mutable_data_ptr(), bytes,
                                              current_stream(x.device())),
                  "mlp backward");
-    if (ctx->needs_input_grad(0)) g[0] = dx;
-    for (std::size_t i = 1; i <= kParameters; ++i) {
-      g[i] = ctx->needs_input_grad(i) ? g[i].to(saved[i].scalar_type()) : at::Tensor();
+    // Of the folded projection, as the kernel has it.
+    if (lambda.defined() && any) {
+      const BranchGradients branch = unfold_scale(g[kDownWeight], g[kDownBias], {saved[5], saved[6], lambda, {}},
+                                                  {false, true, true, true});
+      g[kDownWeight] = branch.weight;
+      g[kDownBias] = branch.bias;
+      g[kLayerScale] = branch.layer_scale;
+    }
+    g[0] = dx;
+    for (std::size_t i = 0; i <= kLayerScale; ++i) {
+      g[i] = wanted(i) ? g[i].to(saved[i].scalar_type()) : at::Tensor();
     }
     return differentiable_once(std::move(g), "mlp", create_graph);
   }
@@ -125,20 +141,19 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& up_weight, const at::Tensor& up_bias,
-                            const at::Tensor& down_weight, const at::Tensor& down_bias, const MlpOptions& options,
-                            bool save) {
+                            const at::Tensor& down_weight, const at::Tensor& down_bias,
+                            const std::optional<at::Tensor>& layer_scale, const MlpOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const auto type = x_any.scalar_type();
     const at::Tensor x = aligned_contiguous(x_any);            // [B, H, W, D]
     const at::Tensor tokens = x.view({-1, x.size(3)});         // [T, D]
     const at::Tensor u = at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
                                    fold_weight(up_weight, norm_weight, type).t());  // [T, hidden]
-    at::Tensor y = at::addmm(down_bias.to(type), at::gelu(u), down_weight.to(type).t());  // [T, D]
-    if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
-    y.add_(tokens);  // the branch first: one rounding at the size of y
+    const at::Tensor lambda = layer_scale.value_or(at::Tensor());
+    const at::Tensor y = branch_forward(at::gelu(u), {down_weight, down_bias, lambda, options.sample_scale}, tokens);
     if (save) {
       ctx->save_for_backward(
-          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, u, options.sample_scale});
+          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, u, options.sample_scale});
       ctx->saved_data["eps"] = options.eps;
     }
     return y.view(x.sizes());
@@ -149,20 +164,24 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &up_weight = saved[3],
-                     &down_weight = saved[5], &u = saved[7], &scale = saved[8];
+                     &u = saved[8];
     const c10::OptionalDeviceGuard guard(x.device());
     const auto type = x.scalar_type();
     const double eps = ctx->saved_data["eps"].toDouble();
-    const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(i); };
+    const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
     const at::Tensor tokens = x.view({-1, x.size(3)});                                       // [T, D]
     const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());     // [T, D]
-    const at::Tensor dv = scale_samples(dy, scale);                                          // [T, D]
-    variable_list g(9);  // one for each argument of forward
-    if (wanted(6)) g[6] = token_sum(dv).to(saved[6].scalar_type());
-    if (wanted(5)) g[5] = token_product(dv, at::gelu(u)).to(down_weight.scalar_type());
+    variable_list g(10);  // one for each argument of forward
     const bool up = wanted(1) || wanted(2) || wanted(3);
-    if (wanted(0) || wanted(4) || up) {
-      const at::Tensor du = at::gelu_backward(at::mm(dv, down_weight.to(type)), u);  // [T, hidden]
+    const BranchWanted ends{wanted(0) || wanted(4) || up, wanted(kDownWeight), wanted(kDownBias), wanted(kLayerScale)};
+    const BranchGradients branch =
+        branch_backward(dy, ends.product() ? at::gelu(u) : at::Tensor(),
+                        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[9]}, ends);
+    g[kDownWeight] = branch.weight;
+    g[kDownBias] = branch.bias;
+    g[kLayerScale] = branch.layer_scale;
+    if (ends.h) {
+      const at::Tensor du = at::gelu_backward(branch.h, u);  // [T, hidden]
       Normalised n;  // again: cheaper than kept
       if (up || (wanted(0) && !x.is_cuda())) n = normalise(tokens, eps);
       const at::Tensor sums = token_sum(du);  // [hidden]
@@ -190,12 +209,14 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
   at::Tensor u = at::layer_norm(x, {x.size(3)}, cast(p.norm_weight), cast(p.norm_bias), options.eps);
   u = at::gelu(at::linear(u, cast(p.up_weight), cast(p.up_bias)));  // [B, H, W, hidden]
   u = at::linear(u, cast(p.down_weight), cast(p.down_bias));        // [B, H, W, D]
+  if (p.layer_scale.defined()) u = (u * p.layer_scale.to(accumulate_type(type))).to(type);
   if (options.sample_scale.defined()) u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(type);
   return x + u;
 }
 
-bool kernel_serves(const at::Tensor& x, std::int64_t hidden) {
+bool kernel_serves(const at::Tensor& x, std::int64_t hidden, bool scaled) {
   if (!x.is_cuda() || x.numel() == 0) return false;
+  if (scaled && !folds_scale(x.scalar_type())) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   return choice_of(problem_of(tokens_of(x), x.size(3), hidden, x.scalar_type())).forward[0] != 0;
 }
@@ -221,6 +242,7 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
     check("conv_weight", p.conv_weight, {hidden, 1, 3, 3});
     check("conv_bias", p.conv_bias, {hidden});
   }
+  if (p.layer_scale.defined()) check("layer_scale", p.layer_scale, {dim});
   if (options.sample_scale.defined()) {
     check("sample_scale", options.sample_scale, {x.size(0)});
     TORCH_CHECK(!options.sample_scale.requires_grad(), "mlp: sample_scale is a constant, no gradient is computed");
@@ -229,15 +251,16 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
   if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();
   for (const at::Tensor* t :
-       {&p.norm_weight, &p.norm_bias, &p.up_weight, &p.up_bias, &p.down_weight, &p.down_bias}) {
-    save = save || t->requires_grad();
+       {&p.norm_weight, &p.norm_bias, &p.up_weight, &p.up_bias, &p.down_weight, &p.down_bias, &p.layer_scale}) {
+    save = save || (t->defined() && t->requires_grad());
   }
   save = save && at::GradMode::is_enabled();
   const auto run = [&](auto function) {
     return decltype(function)::apply(x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.down_weight, p.down_bias,
-                                     options, save);
+                                     p.layer_scale.defined() ? std::optional(p.layer_scale) : std::nullopt, options,
+                                     save);
   };
-  return kernel_serves(x, hidden) ? run(MlpFunction()) : run(ComposedMlpFunction());
+  return kernel_serves(x, hidden, p.layer_scale.defined()) ? run(MlpFunction()) : run(ComposedMlpFunction());
 }
 
 std::string describe_mlp(std::int64_t tokens, std::int64_t dim, std::int64_t hidden, at::ScalarType type,

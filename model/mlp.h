@@ -1,4 +1,4 @@
-// The MLP sub-block of a block: y = x + s_b (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and with a
+// The MLP sub-block of a block: y = x + s_b lambda o (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and with a
 // depthwise convolution of the hidden channels before the GELU (model/mlp_conv.h).
 #pragma once
 
@@ -14,6 +14,7 @@ struct MlpParameters {
   at::Tensor norm_weight, norm_bias;  // [D]
   at::Tensor up_weight, up_bias;      // [hidden, D], [hidden]
   at::Tensor down_weight, down_bias;  // [D, hidden], [D]
+  at::Tensor layer_scale;             // lambda [D]; undefined: 1
   at::Tensor conv_weight{}, conv_bias{};  // [hidden, 1, 3, 3], [hidden]; undefined: no convolution
 };
 

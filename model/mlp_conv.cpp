@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "model/branch.h"
 #include "model/bridge.h"
 #include "model/composed.h"
 #include "model/launch.h"
@@ -25,12 +26,30 @@ at::Tensor with_shortcut(const at::Tensor& weight, at::ScalarType type) {
   return sum.to(type);
 }
 
+// The arguments of forward, in order; gradients have the same places.
+enum : std::size_t {
+  kX,
+  kNormWeight,
+  kNormBias,
+  kUpWeight,
+  kUpBias,
+  kConvWeight,
+  kConvBias,
+  kDownWeight,
+  kDownBias,
+  kLayerScale,
+  kOptions,
+  kSave,
+  kArguments
+};
+
 class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& up_weight, const at::Tensor& up_bias,
                             const at::Tensor& conv_weight, const at::Tensor& conv_bias, const at::Tensor& down_weight,
-                            const at::Tensor& down_bias, const MlpOptions& options, bool save) {
+                            const at::Tensor& down_bias, const std::optional<at::Tensor>& layer_scale,
+                            const MlpOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const auto type = x_any.scalar_type();
     const at::Tensor x = aligned_contiguous(x_any);     // [B, H, W, D]
@@ -42,12 +61,12 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
             .view({x.size(0), x.size(1), x.size(2), hidden});
     const at::Tensor c =
         from_map(at::conv2d(as_map(u), with_shortcut(conv_weight, type), conv_bias.to(type), 1, 1, 1, hidden));
-    at::Tensor y = at::addmm(down_bias.to(type), at::gelu(c.view({-1, hidden})), down_weight.to(type).t());  // [T, D]
-    if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
-    y.add_(tokens);  // the branch first: one rounding at the size of y
+    const at::Tensor lambda = layer_scale.value_or(at::Tensor());
+    const at::Tensor y = branch_forward(at::gelu(c.view({-1, hidden})),
+                                        {down_weight, down_bias, lambda, options.sample_scale}, tokens);
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, up_weight, up_bias, conv_weight, conv_bias, down_weight,
-                              down_bias, u, c, options.sample_scale});
+                              down_bias, lambda, u, c, options.sample_scale});
       ctx->saved_data["eps"] = options.eps;
     }
     return y.view(x.sizes());
@@ -56,57 +75,58 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
   static variable_list backward(AutogradContext* ctx, variable_list incoming) {
     const bool create_graph = at::GradMode::is_enabled();
     const at::NoGradGuard no_grad;
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &up_weight = saved[3], &conv_weight = saved[5], &down_weight = saved[7],
-                     &u = saved[9], &c = saved[10], &scale = saved[11];
+    const variable_list saved = ctx->get_saved_variables();  // the tensors of forward's arguments, u, c, s_b
+    const at::Tensor &x = saved[kX], &up_weight = saved[kUpWeight], &norm_weight = saved[kNormWeight], &u = saved[10],
+                     &c_map = saved[11];
     const c10::OptionalDeviceGuard guard(x.device());
     const auto type = x.scalar_type();
     const double eps = ctx->saved_data["eps"].toDouble();
-    const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(i); };
+    const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
     const std::int64_t hidden = up_weight.size(0);
     const at::Tensor tokens = x.view({-1, x.size(3)});                                    // [T, D]
     const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());  // [T, D]
-    const at::Tensor dv = scale_samples(dy, scale);                                       // [T, D]
-    variable_list g(11);  // one for each argument of forward
-    if (wanted(8)) g[8] = token_sum(dv).to(saved[8].scalar_type());
-    if (wanted(7)) g[7] = token_product(dv, at::gelu(c.view({-1, hidden}))).to(down_weight.scalar_type());
-    const bool up = wanted(1) || wanted(2) || wanted(3), through_conv = wanted(0) || wanted(4) || up;
-    if (!through_conv && !wanted(5) && !wanted(6)) return differentiable_once(std::move(g), "mlp", create_graph);
+    const at::Tensor c = c_map.view({-1, hidden});                                        // [T, hidden]
+    const bool up = wanted(kNormWeight) || wanted(kNormBias) || wanted(kUpWeight);
+    const bool through_conv = wanted(kX) || wanted(kUpBias) || up;
+    const BranchWanted ends{through_conv || wanted(kConvWeight) || wanted(kConvBias), wanted(kDownWeight),
+                            wanted(kDownBias), wanted(kLayerScale)};
+    variable_list g(kArguments);
+    const BranchGradients branch =
+        branch_backward(dy, ends.product() ? at::gelu(c) : at::Tensor(),
+                        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[12]}, ends);
+    g[kDownWeight] = branch.weight;
+    g[kDownBias] = branch.bias;
+    g[kLayerScale] = branch.layer_scale;
+    if (!ends.h) return differentiable_once(std::move(g), "mlp", create_graph);
 
-    const at::Tensor dc = at::gelu_backward(at::mm(dv, down_weight.to(type)), c.view({-1, hidden}));  // [T, hidden]
-    if (wanted(6)) g[6] = token_sum(dc).to(saved[6].scalar_type());
-    if (through_conv || wanted(5)) {
-      const auto [d_map, d_conv, none] = at::convolution_backward(
-          as_map(dc.view(u.sizes())), as_map(u), with_shortcut(conv_weight, type), at::OptionalIntArrayRef(), {1, 1},
-          {1, 1}, {1, 1}, /*transposed=*/false, {0, 0}, hidden, {through_conv, wanted(5), false});
-      if (wanted(5)) g[5] = d_conv.to(conv_weight.scalar_type());
-      if (through_conv) through_up(ctx, from_map(d_map).view({-1, hidden}), tokens, dy, saved, eps, g);
+    const at::Tensor dc = at::gelu_backward(branch.h, c);  // [T, hidden]
+    if (wanted(kConvBias)) g[kConvBias] = token_sum(dc).to(saved[kConvBias].scalar_type());
+    if (!through_conv && !wanted(kConvWeight)) return differentiable_once(std::move(g), "mlp", create_graph);
+    const auto [d_map, d_conv, none] = at::convolution_backward(
+        as_map(dc.view(u.sizes())), as_map(u), with_shortcut(saved[kConvWeight], type), at::OptionalIntArrayRef(),
+        {1, 1}, {1, 1}, {1, 1}, /*transposed=*/false, {0, 0}, hidden, {through_conv, wanted(kConvWeight), false});
+    if (wanted(kConvWeight)) g[kConvWeight] = d_conv.to(saved[kConvWeight].scalar_type());
+    if (!through_conv) return differentiable_once(std::move(g), "mlp", create_graph);
+
+    const at::Tensor du = from_map(d_map).view({-1, hidden});
+    Normalised n;  // again: cheaper than kept
+    if (up || (wanted(kX) && !x.is_cuda())) n = normalise(tokens, eps);
+    const at::Tensor sums = token_sum(du);  // [hidden]
+    if (wanted(kUpBias)) g[kUpBias] = sums.to(saved[kUpBias].scalar_type());
+    if (up) {
+      const bool product = wanted(kNormWeight) || wanted(kUpWeight);
+      const Unfolded unfolded =
+          unfold(product ? token_product(du, n.x_hat) : at::Tensor(), sums, up_weight, norm_weight, saved[kNormBias],
+                 wanted(kUpWeight), wanted(kNormWeight), wanted(kNormBias));
+      g[kNormWeight] = unfolded.norm_weight;
+      g[kNormBias] = unfolded.norm_bias;
+      g[kUpWeight] = unfolded.weight;
+    }
+    if (wanted(kX)) {
+      const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type));  // [T, D]
+      g[kX] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
     }
     return differentiable_once(std::move(g), "mlp", create_graph);
-  }
-
- private:
-  // du [T, hidden] -> the gradients of x, the norm and the projection up.
-  static void through_up(AutogradContext* ctx, const at::Tensor& du, const at::Tensor& tokens, const at::Tensor& dy,
-                         const variable_list& saved, double eps, variable_list& g) {
-    const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &up_weight = saved[3];
-    const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(i); };
-    const bool up = wanted(1) || wanted(2) || wanted(3), product = wanted(1) || wanted(3);
-    Normalised n;  // again: cheaper than kept
-    if (up || (wanted(0) && !x.is_cuda())) n = normalise(tokens, eps);
-    const at::Tensor sums = token_sum(du);  // [hidden]
-    if (wanted(4)) g[4] = sums.to(saved[4].scalar_type());
-    if (up) {
-      const Unfolded unfolded = unfold(product ? token_product(du, n.x_hat) : at::Tensor(), sums, up_weight,
-                                       norm_weight, norm_bias, wanted(3), wanted(1), wanted(2));
-      g[1] = unfolded.norm_weight;
-      g[2] = unfolded.norm_bias;
-      g[3] = unfolded.weight;
-    }
-    if (wanted(0)) {
-      const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, x.scalar_type()));  // [T, D]
-      g[0] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
-    }
   }
 };
 
@@ -117,6 +137,7 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
   u = at::linear(u, cast(p.up_weight), cast(p.up_bias));  // [B, H, W, hidden]
   u = u + from_map(at::conv2d(as_map(u), cast(p.conv_weight), cast(p.conv_bias), 1, 1, 1, u.size(3)));
   u = at::linear(at::gelu(u), cast(p.down_weight), cast(p.down_bias));  // [B, H, W, D]
+  if (p.layer_scale.defined()) u = (u * p.layer_scale.to(accumulate_type(type))).to(type);
   if (options.sample_scale.defined()) u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(type);
   return x + u;
 }
@@ -127,11 +148,12 @@ at::Tensor convolved_mlp(const at::Tensor& x, const MlpParameters& p, const MlpO
   if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();
   for (const at::Tensor* t : {&p.norm_weight, &p.norm_bias, &p.up_weight, &p.up_bias, &p.conv_weight, &p.conv_bias,
-                              &p.down_weight, &p.down_bias}) {
-    save = save || t->requires_grad();
+                              &p.down_weight, &p.down_bias, &p.layer_scale}) {
+    save = save || (t->defined() && t->requires_grad());
   }
   return ConvolvedMlpFunction::apply(x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.conv_weight,
-                                     p.conv_bias, p.down_weight, p.down_bias, options,
+                                     p.conv_bias, p.down_weight, p.down_bias,
+                                     p.layer_scale.defined() ? std::optional(p.layer_scale) : std::nullopt, options,
                                      save && at::GradMode::is_enabled());
 }
 

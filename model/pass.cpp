@@ -3,12 +3,14 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "model/branch.h"
 #include "model/bridge.h"
+#include "model/composed.h"
 #include "model/fused_pass.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
-#include "model/composed.h"
 #include "model/position_sensitive.h"
+#include "model/rotary.h"
 
 namespace axial {
 namespace {
@@ -26,6 +28,14 @@ CoreInputs core_inputs(const at::Tensor& qkv, const at::Tensor& bias, at::IntArr
   return {third(qkv, image, heads, 0), third(qkv, image, heads, 1), third(qkv, image, heads, 2), bias};
 }
 
+// Queries and keys [B, H, W, 2h, d] of qkv [T, 3D], or their gradients.
+void rotate_queries_and_keys_(const at::Tensor& qkv, at::IntArrayRef image, const PassOptions& options, bool back) {
+  if (!options.rotary.defined()) return;
+  const std::int64_t heads = options.heads;
+  const at::Tensor by_head = qkv.view({image[0], image[1], image[2], 3 * heads, image[3] / heads});
+  rotate_(by_head.narrow(3, 0, 2 * heads), options.rotary, options.axis, back);
+}
+
 CoreOptions core_options(const PassOptions& options) {
   CoreOptions core;
   core.axis = options.axis;
@@ -39,7 +49,7 @@ CoreOptions core_options(const PassOptions& options) {
 struct Composed {
   at::Tensor x;               // [B, H, W, D], contiguous
   at::Tensor core_bias;       // [h, 2L-1], accumulate type; undefined: none
-  at::Tensor qkv;             // [T, 3D]
+  at::Tensor qkv;             // [T, 3D]; q and k are turned where there is a rotary embedding
   at::Tensor o;               // [T, D]
   CoreStatistics statistics;  // undefined: not asked for
 };
@@ -54,6 +64,7 @@ Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const P
   const at::Tensor tokens = c.x.view({-1, dim});  // [T, D]
   c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, {}, type), normalise(tokens, options.eps).x_hat,
                     fold_weight(p.qkv_weight, p.norm_weight, type).t());
+  rotate_queries_and_keys_(c.qkv, c.x.sizes(), options, false);
   if (p.bias.defined()) c.core_bias = p.bias.to(accumulate_type(type)).contiguous();
   const CoreInputs inputs = core_inputs(c.qkv, c.core_bias, c.x.sizes(), heads);
   if (statistics) c.statistics = empty_statistics(inputs.q, options.axis);
@@ -63,13 +74,13 @@ Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const P
   return c;
 }
 
-// y [B, H, W, D]: the branch first and then the residual, one rounding at the size of y, as the sum itself has.
+Branch branch_of(const PassParameters& p, const PassOptions& options) {
+  return {p.out_weight, p.out_bias, p.layer_scale, options.sample_scale};
+}
+
 at::Tensor composed_output(const Composed& c, const PassParameters& p, const PassOptions& options) {
-  const auto type = c.x.scalar_type();
-  at::Tensor y = at::addmm(p.out_bias.to(type), c.o, p.out_weight.to(type).t());  // [T, D]
-  if (options.sample_scale.defined()) y = scale_samples(y, options.sample_scale);
-  y.add_(c.x.view(y.sizes()));
-  return y.view(c.x.sizes());
+  const at::Tensor x = c.x.view({-1, c.x.size(3)});  // [T, D]
+  return branch_forward(c.o, branch_of(p, options), x).view(c.x.sizes());
 }
 
 PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, const PassParameters& p,
@@ -79,18 +90,19 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
   const std::int64_t dim = x.size(3), heads = options.heads;
   const at::Tensor tokens = x.view({-1, dim});                         // [T, D]
   const at::Tensor dy = aligned_contiguous(incoming).view({-1, dim});  // [T, D]
-  const at::Tensor du = scale_samples(dy, options.sample_scale);       // [T, D]
-
-  PassGradients g;
-  if (wanted[kOutBias]) g[kOutBias] = token_sum(du).to(p.out_bias.scalar_type());
-  if (wanted[kOutWeight]) g[kOutWeight] = token_product(du, c.o).to(p.out_weight.scalar_type());
-
   const bool norm = wanted[kNormWeight] || wanted[kNormBias] || wanted[kQkvWeight];
   const bool through_qkv = wanted[kX] || norm;
   const bool through_bias = c.core_bias.defined() && wanted[kBias];
+
+  PassGradients g;
+  BranchGradients branch =
+      branch_backward(dy, c.o, branch_of(p, options),
+                      {through_qkv || through_bias, wanted[kOutWeight], wanted[kOutBias], wanted[kLayerScale]});
+  g[kOutWeight] = branch.weight;
+  g[kOutBias] = branch.bias;
+  g[kLayerScale] = branch.layer_scale;
   if (!through_qkv && !through_bias) return g;
 
-  const at::Tensor d_o = at::mm(du, p.out_weight.to(type));  // [T, D]
   const std::vector<std::int64_t> by_head{x.size(0), x.size(1), x.size(2), heads, dim / heads};
   at::Tensor d_qkv;  // [T, 3D]
   CoreGradients gradients;
@@ -101,9 +113,10 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
   }
   if (through_bias) gradients.d_bias = at::empty_like(c.core_bias);
   core_backward(core_inputs(c.qkv, c.core_bias, x.sizes(), heads), core_options(options), c.o.view(by_head),
-                d_o.view(by_head), c.statistics, gradients);
+                branch.h.view(by_head), c.statistics, gradients);
   if (through_bias) g[kBias] = gradients.d_bias.to(p.bias.scalar_type());
   if (!through_qkv) return g;
+  rotate_queries_and_keys_(d_qkv, x.sizes(), options, true);
 
   Normalised n;  // again: cheaper than kept
   if (norm || !x.is_cuda()) n = normalise(tokens, options.eps);
@@ -127,14 +140,20 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& norm_weight,
                             const at::Tensor& norm_bias, const at::Tensor& qkv_weight, const at::Tensor& out_weight,
                             const at::Tensor& out_bias, const std::optional<at::Tensor>& bias,
-                            const PassOptions& options, bool save) {
+                            const std::optional<at::Tensor>& layer_scale, const PassOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x.device());
-    const PassParameters p{norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias.value_or(at::Tensor())};
+    const PassParameters p{norm_weight,
+                           norm_bias,
+                           qkv_weight,
+                           out_weight,
+                           out_bias,
+                           bias.value_or(at::Tensor()),
+                           layer_scale.value_or(at::Tensor())};
     const Composed c = composed_core(x, p, options, save);
     if (save) {
-      ctx->save_for_backward({c.x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, p.bias, c.core_bias,
-                              c.qkv, c.o, c.statistics.row_max, c.statistics.row_sum, options.random.rng,
-                              options.sample_scale});
+      ctx->save_for_backward({c.x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, p.bias, p.layer_scale,
+                              c.core_bias, c.qkv, c.o, c.statistics.row_max, c.statistics.row_sum, options.random.rng,
+                              options.sample_scale, options.rotary});
       save_options(ctx, options);
     }
     return composed_output(c, p, options);
@@ -145,15 +164,17 @@ class PassFunction : public torch::autograd::Function<PassFunction> {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
     const c10::OptionalDeviceGuard guard(saved[0].device());
-    const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]};
-    const Composed c{saved[0], saved[7], saved[8], saved[9], {saved[10], saved[11]}};
-    PassOptions options = saved_options(ctx, saved[12]);
-    options.sample_scale = saved[13];
+    const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[kBias], saved[kLayerScale]};
+    const Composed c{saved[0], saved[8], saved[9], saved[10], {saved[11], saved[12]}};
+    PassOptions options = saved_options(ctx, saved[13]);
+    options.sample_scale = saved[14];
+    options.rotary = saved[15];
     PassWanted wanted{};
-    for (int i = 0; i < (p.bias.defined() ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
+    std::size_t edge = 0;  // what is absent has none
+    for (int i = 0; i < kPassInputs; ++i) wanted[i] = saved[i].defined() && ctx->needs_input_grad(edge++);
     const PassGradients gradients = composed_backward(incoming[0], c, p, options, wanted);
     variable_list g(gradients.begin(), gradients.end());
-    g.resize(9);  // one for each argument of forward
+    g.resize(10);  // one for each argument of forward
     return differentiable_once(std::move(g), "axial_pass", create_graph);
   }
 };
@@ -178,6 +199,7 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
   check("qkv_weight", p.qkv_weight, {3 * dim, dim});
   check("out_weight", p.out_weight, {dim, dim});
   check("out_bias", p.out_bias, {dim});
+  if (p.layer_scale.defined()) check("layer_scale", p.layer_scale, {dim});
   const std::int64_t length = x.size(options.axis == Axis::kRow ? 2 : 1);
   if (p.bias.defined()) check("bias", p.bias, {heads, std::max<std::int64_t>(2 * length - 1, 0)});
   if (p.relative.defined()) check_tables(p.relative, length, dim / heads, x.device());
@@ -191,20 +213,28 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
     check("sample_scale", scale, {x.size(0)});
     TORCH_CHECK(!scale.requires_grad(), "axial pass: sample_scale is a constant, no gradient is computed for it");
   }
+  if (options.rotary.defined()) {
+    TORCH_CHECK(dim / heads % 2 == 0,
+                "axial pass: a rotary embedding turns pairs of channels, the head dimension is ", dim / heads);
+    check("rotary", options.rotary, {length, dim / heads / 2, 2});
+    TORCH_CHECK(options.rotary.scalar_type() == accumulate_type(x.scalar_type()) && !options.rotary.requires_grad(),
+                "axial pass: rotary is a constant of type ", accumulate_type(x.scalar_type()));
+  }
 }
 
 at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
   check_pass(x, p, options);
   if (p.relative.defined()) return position_sensitive_pass(x, p, options);
   bool save = false;
-  for (const at::Tensor* t : {&x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias}) {
+  for (const at::Tensor* t :
+       {&x, &p.norm_weight, &p.norm_bias, &p.qkv_weight, &p.out_weight, &p.out_bias, &p.bias, &p.layer_scale}) {
     save = save || (t->defined() && t->requires_grad());
   }
   save = save && at::GradMode::is_enabled();
   if (fused_pass_serves(x, p, options, save)) return fused_pass(x, p, options, save);
-  const std::optional<at::Tensor> bias = p.bias.defined() ? std::optional(p.bias) : std::nullopt;
-  return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, bias, options,
-                             save);
+  const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, optional(p.bias),
+                             optional(p.layer_scale), options, save);
 }
 
 at::Tensor axial_pass_forward(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {

@@ -1,5 +1,5 @@
 // The axial pass as an autograd Function with a hand-written backward:
-//   y = x + s_b * (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
+//   y = x + s_b lambda o (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
 #pragma once
 
 #include <array>
@@ -22,6 +22,7 @@ struct PassParameters {
   at::Tensor out_weight;   // [D, D]
   at::Tensor out_bias;     // [D]
   at::Tensor bias;         // [h, 2L-1], relative position bias; undefined: none
+  at::Tensor layer_scale;  // lambda [D]; undefined: 1
   RelativeTables relative{};  // [2L-1, d] each: position-sensitive attention; undefined: none
 };
 
@@ -33,6 +34,8 @@ struct PassOptions {
   std::uint64_t stream = 0;  // of the dropout mask
   RandomState random;        // random.rng is kept for the backward: see axial_attention_core
   at::Tensor sample_scale;   // s_b[B] of the accumulate type, a constant; undefined: 1
+  at::Tensor rotary;         // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
+                             // scores (model/rotary.h); undefined: not
 };
 
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.
@@ -41,7 +44,7 @@ at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
 
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
 // kept between the two: the backward of a composed pass runs the core forward again.
-enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kPassInputs };
+enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kLayerScale, kPassInputs };
 using PassWanted = std::array<bool, kPassInputs>;
 using PassGradients = std::array<at::Tensor, kPassInputs>;  // undefined: not wanted
 

@@ -61,13 +61,34 @@ at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, co
 
 namespace {
 
-at::Tensor project(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
+// t[B, H, W, h, d], its pairs of channels turned by a table [L, d/2, 2].
+at::Tensor rotated(const at::Tensor& t, const at::Tensor& table, Axis axis) {
+  const at::Tensor a = t.slice(4, 0, t.size(4), 2), b = t.slice(4, 1, t.size(4), 2);  // [B, H, W, h, d/2]
+  const auto part = [&](int which) {
+    const at::Tensor angles = table.select(2, which).unsqueeze(1);  // [L, 1, d/2]
+    return axis == Axis::kRow ? angles : angles.unsqueeze(1);
+  };
+  const at::Tensor cosine = part(0), sine = part(1);
+  return at::stack({a * cosine - b * sine, a * sine + b * cosine}, -1).flatten(4).to(t.scalar_type());
+}
+
+// q, k and v, each [B, H, W, h, d].
+struct Projected {
+  at::Tensor q, k, v;
+};
+
+Projected project(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
   const std::int64_t dim = x.size(3), heads = options.heads;
   const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
   const at::Tensor z =
       at::layer_norm(x, {dim}, cast(parameters.norm_weight), cast(parameters.norm_bias), options.eps);
-  return at::linear(z, cast(parameters.qkv_weight))              // [B, H, W, 3D]
-      .unflatten(3, at::IntArrayRef{3, heads, dim / heads});  // [B, H, W, 3, h, d]
+  const at::Tensor qkv = at::linear(z, cast(parameters.qkv_weight))                       // [B, H, W, 3D]
+                             .unflatten(3, at::IntArrayRef{3, heads, dim / heads});  // [B, H, W, 3, h, d]
+  const auto turned = [&](int which) {
+    const at::Tensor t = qkv.select(3, which);
+    return options.rotary.defined() ? rotated(t, options.rotary, options.axis) : t;
+  };
+  return {turned(0), turned(1), qkv.select(3, 2)};
 }
 
 }  // namespace
@@ -75,11 +96,10 @@ at::Tensor project(const at::Tensor& x, const PassParameters& parameters, const 
 at::Tensor reference_pass_probabilities(const at::Tensor& x, const PassParameters& parameters,
                                         const PassOptions& options) {
   check_pass(x, parameters, options);
-  const at::Tensor qkv = project(x, parameters, options);
+  const Projected in = project(x, parameters, options);
   CoreOptions core;
   core.axis = options.axis;
-  return reference_attention_probabilities(qkv.select(3, 0), qkv.select(3, 1), parameters.bias, core,
-                                           parameters.relative);
+  return reference_attention_probabilities(in.q, in.k, parameters.bias, core, parameters.relative);
 }
 
 CoreOptions reference_core_options(const PassOptions& options) {
@@ -95,6 +115,9 @@ at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const Pa
                               const PassOptions& options) {
   const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
   at::Tensor u = at::linear(o.flatten(3), cast(parameters.out_weight), cast(parameters.out_bias));  // [B, H, W, D]
+  if (parameters.layer_scale.defined()) {
+    u = (u * parameters.layer_scale.to(accumulate_type(x.scalar_type()))).to(x.scalar_type());
+  }
   if (options.sample_scale.defined()) {
     u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(x.scalar_type());
   }
@@ -103,10 +126,9 @@ at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const Pa
 
 at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
   check_pass(x, parameters, options);
-  const at::Tensor qkv = project(x, parameters, options);  // [B, H, W, 3, h, d]
-  const at::Tensor o =
-      reference_attention_core(qkv.select(3, 0), qkv.select(3, 1), qkv.select(3, 2), parameters.bias,
-                               reference_core_options(options), parameters.relative);
+  const Projected in = project(x, parameters, options);
+  const at::Tensor o = reference_attention_core(in.q, in.k, in.v, parameters.bias, reference_core_options(options),
+                                                parameters.relative);
   return reference_residual(x, o, parameters, options);
 }
 

@@ -62,6 +62,11 @@ class Checker {
                                                " channels a head, found " +
                                                std::to_string(model.dim[i] / model.heads[i]));
       }
+      if (model.rotary && model.dim[i] / model.heads[i] % 2 != 0) {
+        fail({"model.rotary", "model.heads", "model.dim"},
+             stage + "turns pairs of channels, expected an even number of channels a head, found " +
+                 std::to_string(model.dim[i] / model.heads[i]));
+      }
       // as model/block.cpp rounds it
       if (std::llround(model.mlp_ratio * static_cast<double>(model.dim[i])) < 1) {
         fail({"model.mlp_ratio", "model.dim"}, stage + "the hidden width of the MLP rounds to 0");

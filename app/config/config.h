@@ -20,8 +20,8 @@ struct ModelConfig {
   double mlp_ratio;
   bool mlp_conv;
   bool position;
-  bool relative_bias;
-  bool position_sensitive;
+  bool relative_bias, position_sensitive, rotary;
+  double rotary_base, layer_scale;
   std::string first_axis;  // width, height
   double attention_dropout, drop_path, head_dropout;
   std::string backend;  // fused, reference

@@ -79,6 +79,14 @@ std::vector<Key> make_schema() {
   add("model.position_sensitive", FIELD(model.position_sensitive), "false", any(), "",
       "position-sensitive attention: learned relative positions of each axis beside queries, keys and values; runs on "
       "library operators and keeps the attention probabilities in memory", "axial_deeplab");
+  add("model.rotary", FIELD(model.rotary), "false", any(), "",
+      "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
+      "a GPU then runs on slower kernels", "rope use_rope rotary_emb rotary_embedding");
+  add("model.rotary_base", FIELD(model.rotary_base), "100", above(1, 1e9), "",
+      "rotary: base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
+  add("model.layer_scale", FIELD(model.layer_scale), "0", real(0, 1000), "",
+      "start of a learned factor of each channel of each branch (CaiT; 0.1 or less for deep models); 0: none",
+      "layer_scale_init init_values layerscale");
   add("model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
       "the axis along which a block attends first");
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",

@@ -244,6 +244,9 @@ AxialClassifierOptions classifier_options(const Config& config, const ImageSpec&
   o.position = m.position;
   o.relative_bias = m.relative_bias;
   o.position_sensitive = m.position_sensitive;
+  o.rotary = m.rotary;
+  o.rotary_base = m.rotary_base;
+  o.layer_scale = m.layer_scale;
   o.first = m.first_axis == "height" ? Axis::kColumn : Axis::kRow;
   o.attention_dropout = m.attention_dropout;
   o.drop_path = m.drop_path;

@@ -161,6 +161,11 @@ TEST(ConfigErrors, KeysThatMustFitEachOther) {
   EXPECT_HAS(error_of("model: {dim: [64, 128]}"),
              "expected one entry per stage in each of these lists, found 2, 1 and 1");
   EXPECT_HAS(error_of("model: {dim: 1024, heads: 2}"), "expected at most 256 channels a head, found 512");
+  EXPECT_EQ(
+      error_of("model:\n  rotary: true\n  dim: 60\n"),
+      "x.yaml:2: model.rotary: stage 1: turns pairs of channels, expected an even number of channels a head, found "
+      "15; model.rotary = true (x.yaml:2), model.heads = [4] (default), model.dim = [60] (x.yaml:3)");
+  EXPECT_HAS(error_of("model: {rotary_base: 1}"), "model.rotary_base: expected a number in (1, 1.0e+09]");
   EXPECT_HAS(error_of("data:\n  mean: [0.5]\n"),
              "x.yaml:2: data.mean: expected as many entries in both, found 1 and 0");
   EXPECT_HAS(error_of("data: {dataset: synthetic, mean: [0.5, 0.5], std: [1, 1]}"),

@@ -262,6 +262,8 @@ TEST(LayerScale, CountsLayersAsTimmDoes) {
                                              {"norm.bias", 1},
                                              {"blocks.4.mlp_up.weight", 1},
                                              {"blocks.2.mlp_up.bias", 3},
+                                             {"blocks.2.mlp_scale", 3},
+                                             {"blocks.1.attention.col_scale", 4},
                                              {"merges.0.linear.weight", 3},
                                              {"blocks.1.mlp_up.weight", 4},
                                              {"blocks.0.attention.row_bias", 5},

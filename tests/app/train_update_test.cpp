@@ -49,7 +49,9 @@ TEST_P(Decay, TakesMatricesAlone) {
                                         {"blocks.0.mlp_conv.weight", parameter({8, 1, 3, 3})},
                                         {"blocks.0.mlp_conv.bias", parameter({8})},
                                         {"blocks.0.attention.row_relative_k", parameter({9, 2})},
-                                        {"blocks.0.attention.row_bias", parameter({2, 9})}};
+                                        {"blocks.0.attention.row_bias", parameter({2, 9})},
+                                        {"blocks.0.attention.row_scale", parameter({4})},
+                                        {"blocks.0.mlp_scale", parameter({4})}};
   app::Optimizer optimizer(rule(GetParam()), parameters);
   optimizer.step({one(), {}, {}});
   for (const auto& [name, p] : parameters) {

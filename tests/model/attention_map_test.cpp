@@ -2,6 +2,7 @@
 #include "model/classifier.h"
 
 #include "model/reference.h"
+#include "model/rotary.h"
 #include "tests/model/support.h"
 
 namespace axial {
@@ -46,9 +47,10 @@ at::Tensor dense(const at::Tensor& probabilities, Axis axis, std::int64_t height
 }
 
 TEST_P(AttentionMapTest, IsTheProductOfThePassesMatrices) {
-  for (const Axis first : {Axis::kRow, Axis::kColumn}) {
+  for (const auto& [first, rotary] : {std::pair(Axis::kRow, false), {Axis::kColumn, false}, {Axis::kRow, true}}) {
     AxialClassifierOptions o = small_options();
     o.first = first;
+    o.rotary = rotary;
     AxialClassifier model(o);
     randomise(model);
     model->to(device());
@@ -65,6 +67,7 @@ TEST_P(AttentionMapTest, IsTheProductOfThePassesMatrices) {
         PassOptions pass;
         pass.axis = axis;
         pass.heads = 3;
+        if (rotary) pass.rotary = rotary_table(axis == Axis::kRow ? 7 : 5, 4, o.rotary_base, options(at::kFloat));
         const PassParameters parameters = block->attention()->parameters_of(axis);
         const at::Tensor m = dense(reference_pass_probabilities(between, parameters, pass), axis, 5, 7);
         both = m.matmul(both);

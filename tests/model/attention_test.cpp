@@ -35,15 +35,19 @@ TEST(Attention, NamesAndShapesOfParameters) {
   o.relative_bias = true;
   o.height = 4;
   o.width = 5;
+  o.layer_scale = 1e-3;
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> found;
   for (const auto& item : AxialAttention(o)->named_parameters())
     found.emplace_back(item.key(), item.value().sizes().vec());
   std::sort(found.begin(), found.end());
-  const decltype(found) expected{{"col_bias", {3, 7}},   {"col_norm.bias", {12}},      {"col_norm.weight", {12}},
-                                 {"col_out.bias", {12}}, {"col_out.weight", {12, 12}}, {"col_qkv.weight", {36, 12}},
-                                 {"row_bias", {3, 9}},   {"row_norm.bias", {12}},      {"row_norm.weight", {12}},
-                                 {"row_out.bias", {12}}, {"row_out.weight", {12, 12}}, {"row_qkv.weight", {36, 12}}};
+  const decltype(found) expected{
+      {"col_bias", {3, 7}},         {"col_norm.bias", {12}},      {"col_norm.weight", {12}},
+      {"col_out.bias", {12}},       {"col_out.weight", {12, 12}}, {"col_qkv.weight", {36, 12}},
+      {"col_scale", {12}},          {"row_bias", {3, 9}},         {"row_norm.bias", {12}},
+      {"row_norm.weight", {12}},    {"row_out.bias", {12}},       {"row_out.weight", {12, 12}},
+      {"row_qkv.weight", {36, 12}}, {"row_scale", {12}}};
   EXPECT_EQ(found, expected);
+  EXPECT_TRUE(at::equal(AxialAttention(o)->named_parameters()["col_scale"], torch::full({12}, 1e-3)));
 }
 
 TEST(Attention, WrongOptionsAreNamed) {
@@ -61,6 +65,17 @@ TEST(Attention, WrongOptionsAreNamed) {
                        "dim / heads is 257, the limit is 256"));
   EXPECT_TRUE(contains(error([](auto& o) { o.dropout = 1; }), "dropout must be in [0, 1), is 1"));
   EXPECT_TRUE(contains(error([](auto& o) { o.relative_bias = true; }), "relative_bias needs height and width"));
+  EXPECT_TRUE(contains(error([](auto& o) {
+                         o.dim = 15;
+                         o.heads = 3;
+                         o.rotary = true;
+                       }),
+                       "dim / heads must be even, is 5"));
+  EXPECT_TRUE(contains(error([](auto& o) {
+                         o.rotary = true;
+                         o.rotary_base = 1;
+                       }),
+                       "rotary_base must be above 1, is 1"));
 }
 
 TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
@@ -72,8 +87,10 @@ TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
   o.relative_bias = true;
   o.height = 5;
   o.width = 9;
-  for (const Axis first : {Axis::kRow, Axis::kColumn}) {
+  for (const auto& [first, rotary] : {std::pair(Axis::kRow, false), {Axis::kColumn, false}, {Axis::kColumn, true}}) {
     o.first = first;
+    o.rotary = rotary;
+    o.layer_scale = rotary ? 0.5 : 0;
     o.backend = Backend::kFused;
     AxialAttention fused(o);
     o.backend = Backend::kReference;

@@ -168,6 +168,16 @@ TEST_P(AutogradTest, WrongArgumentsAreNamed) {
   bad = good;
   bad.bias = torch::randn({2, 4}, options(at::kFloat));
   EXPECT_TRUE(contains(error(x, bad, 2), "expected bias [2, 5]"));
+  const auto rotary = [&](std::int64_t heads, at::IntArrayRef shape, at::ScalarType type) {
+    PassOptions pass;
+    pass.heads = heads;
+    pass.rotary = torch::zeros(shape, options(type));
+    return error_of([&] { axial_pass(x, good, pass); });
+  };
+  EXPECT_EQ(rotary(2, {3, 2, 2}, at::kFloat), "");
+  EXPECT_TRUE(contains(rotary(2, {2, 2, 2}, at::kFloat), "expected rotary [3, 2, 2]"));
+  EXPECT_TRUE(contains(rotary(2, {3, 2, 2}, at::kDouble), "rotary is a constant of type Float"));
+  EXPECT_TRUE(contains(rotary(8, {3, 1, 2}, at::kFloat), "turns pairs of channels, the head dimension is 1"));
 }
 
 AXIAL_ON_DEVICES(AutogradTest);

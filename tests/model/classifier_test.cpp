@@ -24,6 +24,8 @@ AxialClassifierOptions two_stages(Backend backend) {
   o.heads = {3, 2};
   o.depth = {1, 2};
   o.relative_bias = true;
+  o.rotary = true;
+  o.layer_scale = 0.5;
   o.attention_dropout = 0.1;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -34,14 +36,29 @@ AxialClassifierOptions two_stages(Backend backend) {
 TEST(Classifier, NamesOfParameters) {
   std::set<std::string> names;
   for (const auto& item : AxialClassifier(two_stages(Backend::kFused))->named_parameters()) names.insert(item.key());
-  for (const char* name :
-       {"stem.conv0.weight", "stem.norm0.weight", "stem.conv1.weight", "stem.norm1.bias", "row_pos", "col_pos",
-        "blocks.0.attention.row_norm.weight", "blocks.2.attention.col_qkv.weight", "blocks.1.attention.row_bias",
-        "blocks.2.mlp_norm.bias", "blocks.0.mlp_up.weight", "blocks.0.mlp_down.bias", "merges.0.norm.weight",
-        "merges.0.linear.weight", "norm.weight", "head.weight", "head.bias"}) {
+  for (const char* name : {"stem.conv0.weight",
+                           "stem.norm0.weight",
+                           "stem.conv1.weight",
+                           "stem.norm1.bias",
+                           "row_pos",
+                           "col_pos",
+                           "blocks.0.attention.row_norm.weight",
+                           "blocks.2.attention.col_qkv.weight",
+                           "blocks.1.attention.row_bias",
+                           "blocks.1.attention.row_scale",
+                           "blocks.1.attention.col_scale",
+                           "blocks.2.mlp_scale",
+                           "blocks.2.mlp_norm.bias",
+                           "blocks.0.mlp_up.weight",
+                           "blocks.0.mlp_down.bias",
+                           "merges.0.norm.weight",
+                           "merges.0.linear.weight",
+                           "norm.weight",
+                           "head.weight",
+                           "head.bias"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
-  EXPECT_EQ(names.size(), 6u + 2 + 3 * 18 + 3 + 2 + 2);
+  EXPECT_EQ(names.size(), 6u + 2 + 3 * 21 + 3 + 2 + 2);
 }
 
 TEST(Classifier, SameSeedSameWeights) {

@@ -22,7 +22,7 @@ class MlpTest : public OnDevice {
             leaf({hidden}, 0.2), leaf({dim, hidden}, down), leaf({dim}, 0.2)};
   }
   static at::Tensor call(const at::Tensor& x, const std::vector<at::Tensor>& p, const MlpOptions& options) {
-    return mlp(x, {p[0], p[1], p[2], p[3], p[4], p[5]}, options);
+    return mlp(x, {p[0], p[1], p[2], p[3], p[4], p[5], p.size() > 6 ? p[6] : at::Tensor()}, options);
   }
 };
 
@@ -33,10 +33,11 @@ TEST_P(MlpTest, AgreesWithFloat64) {
   };
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Shape& s : {Shape{3, 5, 7, 64, 128}, {2, 9, 4, 64, 256}, {2, 8, 8, 128, 200}, {2, 3, 5, 20, 30}}) {
-      for (const bool depth : {false, true}) {
+      for (const auto& [depth, scaled] : {std::pair(false, false), {true, false}, {true, true}}) {
         SCOPED_TRACE(::testing::Message() << toString(type) << " D " << s.dim << " hidden " << s.hidden << " depth "
-                                          << depth);
-        const std::vector<at::Tensor> p = parameters(s.dim, s.hidden);
+                                          << depth << " layer scale " << scaled);
+        std::vector<at::Tensor> p = parameters(s.dim, s.hidden);
+        if (scaled) p.push_back(leaf({s.dim}, 0.5, 1));
         std::vector<at::Tensor> p64;
         for (const at::Tensor& t : p) p64.push_back(leaf_of(t.to(at::kDouble)));
         const at::Tensor x = leaf({s.batch, s.width, s.height, s.dim}, 1, 0, type);
@@ -79,10 +80,13 @@ TEST_P(MlpTest, FrozenWeightsAndNoGrad) {
     t.mutable_grad() = at::Tensor();
   }
   p[3].requires_grad_(true);
+  p.push_back(leaf({64}, 0.5, 1));
+  call(x, {p.begin(), p.begin() + 6}, {}).sum().backward();
+  EXPECT_LE(relative_error(x.grad().to(at::kDouble), dx.to(at::kDouble)), 1e-2);
   call(x, p, {}).sum().backward();
   EXPECT_TRUE(p[3].grad().defined());
   EXPECT_FALSE(p[2].grad().defined());
-  EXPECT_LE(relative_error(x.grad().to(at::kDouble), dx.to(at::kDouble)), 1e-2);
+  EXPECT_TRUE(p[6].grad().defined()) << "of a layer scale on a frozen projection";
   const at::NoGradGuard no_grad;
   EXPECT_FALSE(call(x, p, {}).requires_grad());
 }

@@ -3,6 +3,7 @@
 
 #include "model/dropout.h"
 #include "model/reference.h"
+#include "model/rotary.h"
 #include "tests/model/support.h"
 
 namespace axial {
@@ -14,10 +15,16 @@ struct Shape {
   std::int64_t batch, height, width, dim, heads;
 };
 
+struct Extras {
+  double rotary_base = 0;  // 0: no rotary embedding
+  double layer_scale = 0;  // about that large; 0: none
+};
+
 class PassTest : public OnDevice {
  protected:
   // Forward and every gradient of `type` on inputs that it holds exactly, against the reference in float64.
-  void compare(const Shape& s, Axis axis, at::ScalarType type, PassOptions options, bool bias) {
+  void compare(const Shape& s, Axis axis, at::ScalarType type, PassOptions options, bool bias,
+               const Extras& extras = {}) {
     SCOPED_TRACE(::testing::Message() << toString(type) << " [" << s.batch << ", " << s.height << ", " << s.width
                                       << ", " << s.dim << "] h=" << s.heads
                                       << (axis == Axis::kRow ? " row" : " column"));
@@ -25,13 +32,25 @@ class PassTest : public OnDevice {
     options.heads = s.heads;
     const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
     const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
-    const PassParameters p = pass_parameters(s.dim, s.heads, bias ? 2 * length - 1 : 0, this->options(wide));
+    PassParameters p = pass_parameters(s.dim, s.heads, bias ? 2 * length - 1 : 0, this->options(wide));
+    if (extras.layer_scale > 0) {
+      const at::Tensor drawn = (torch::randn({s.dim}, at::kDouble) * 0.5 + 1) * extras.layer_scale;
+      p.layer_scale = leaf_of(drawn.to(this->options(wide)));
+    }
     const PassParameters p64 = copy_of(p, at::kDouble);
+    PassOptions options64 = options;
+    if (extras.rotary_base > 0) {
+      const auto table = [&](at::ScalarType of) {
+        return rotary_table(length, s.dim / s.heads, extras.rotary_base, this->options(of));
+      };
+      options.rotary = table(wide);
+      options64.rotary = table(at::kDouble);
+    }
     const at::Tensor x = torch::randn({s.batch, s.height, s.width, s.dim}).to(this->options(type)).requires_grad_();
     const at::Tensor x64 = leaf_of(x.to(at::kDouble));
     const at::Tensor g = torch::randn(x.sizes()).to(this->options(type));
 
-    const at::Tensor y = axial_pass(x, p, options), y64 = reference_pass(x64, p64, options);
+    const at::Tensor y = axial_pass(x, p, options), y64 = reference_pass(x64, p64, options64);
     EXPECT_EQ(y.scalar_type(), type);
     EXPECT_TRUE(y.is_contiguous());
     y.backward(g);
@@ -44,7 +63,7 @@ class PassTest : public OnDevice {
     EXPECT_LE(error(x.grad(), x64.grad(), g), tolerance(type, false, Quantity::kInputGradient));
     const auto ours = leaves_of(p), exact = leaves_of(p64);
     for (std::size_t i = 0; i < ours.size(); ++i) {
-      SCOPED_TRACE(leaf_name(i));
+      SCOPED_TRACE(leaf_name(p, i));
       EXPECT_EQ(ours[i].grad().scalar_type(), wide);
       EXPECT_LE(relative_error(ours[i].grad(), exact[i].grad()),
                 tolerance(type, false, Quantity::kParameterGradient));
@@ -84,6 +103,52 @@ TEST_P(PassTest, DropoutAndDepthDrawTheSameInBothBackends) {
   for (const at::ScalarType type : kTypes) {
     options.sample_scale = sample_scale(4, 0.4, options.random, 3, type == at::kDouble ? at::kDouble : at::kFloat);
     for (const Axis axis : {Axis::kRow, Axis::kColumn}) compare({4, 6, 10, 32, 2}, axis, type, options, true);
+  }
+}
+
+TEST_P(PassTest, RotaryAgreesWithFloat64) {
+  for (const at::ScalarType type : kTypes) {
+    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+      compare({2, 14, 14, 64, 4}, axis, type, {}, false, {.rotary_base = 100});
+      compare({3, 5, 9, 48, 3}, axis, type, {}, true, {.rotary_base = 20});
+    }
+  }
+  compare({2, 3, 1, 6, 3}, Axis::kRow, at::kDouble, {}, true,
+          {.rotary_base = 100});  // one token, two channels a head
+}
+
+TEST_P(PassTest, LayerScaleAgreesWithFloat64) {
+  PassOptions depth;
+  for (const at::ScalarType type : kTypes) {
+    depth.sample_scale = torch::arange(3, options(type == at::kDouble ? at::kDouble : at::kFloat));
+    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+      compare({2, 14, 14, 64, 4}, axis, type, {}, false, {.layer_scale = 1});
+      compare({3, 5, 9, 48, 3}, axis, type, depth, true, {.rotary_base = 20, .layer_scale = 0.5});
+    }
+  }
+}
+
+// Scales as small as deep models start from keep their digits in every type, float16 with its loss scale among them.
+TEST_P(PassTest, ASmallLayerScaleKeepsItsGradients) {
+  for (const at::ScalarType type : kTypes) {
+    SCOPED_TRACE(toString(type));
+    const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+    PassParameters p = pass_parameters(32, 2, 0, options(wide));
+    p.layer_scale = leaf_of(torch::full({32}, 1e-5, options(wide)));
+    const PassParameters p64 = copy_of(p, at::kDouble);
+    const at::Tensor x = torch::randn({2, 7, 9, 32}).to(options(type)),
+                     g = 1024 * torch::randn(x.sizes()).to(options(type));
+    PassOptions pass;
+    pass.heads = 2;
+    axial_pass(x, p, pass).backward(g);
+    reference_pass(x.to(at::kDouble), p64, pass).backward(g.to(at::kDouble));
+    const auto ours = leaves_of(p), exact = leaves_of(p64);
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      const double norm = exact[i].grad().norm().item<double>();
+      EXPECT_LE((ours[i].grad().to(at::kDouble) - exact[i].grad()).norm().item<double>(),
+                norm * tolerance(type, false, Quantity::kParameterGradient))
+          << leaf_name(p, i);
+    }
   }
 }
 

@@ -56,13 +56,14 @@ inline PassParameters pass_parameters(std::int64_t dim, std::int64_t heads, std:
 inline std::vector<at::Tensor> leaves_of(const PassParameters& p) {
   std::vector<at::Tensor> leaves{p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias};
   if (p.bias.defined()) leaves.push_back(p.bias);
+  if (p.layer_scale.defined()) leaves.push_back(p.layer_scale);
   return leaves;
 }
 
-inline const char* leaf_name(std::size_t i) {
-  static constexpr const char* kNames[] = {"norm_weight", "norm_bias", "qkv_weight",
-                                           "out_weight",  "out_bias",  "bias"};
-  return kNames[i];
+inline const char* leaf_name(const PassParameters& p, std::size_t i) {
+  static constexpr const char* kNames[] = {"norm_weight", "norm_bias", "qkv_weight", "out_weight",
+                                           "out_bias",    "bias",      "layer_scale"};
+  return kNames[i >= 5 && !p.bias.defined() ? i + 1 : i];
 }
 
 // The same values as new leaves.
@@ -70,8 +71,8 @@ inline PassParameters copy_of(const PassParameters& p, at::ScalarType type) {
   const auto copy = [&](const at::Tensor& t) {
     return t.defined() ? t.detach().to(type, false, true).requires_grad_() : at::Tensor();
   };
-  return {copy(p.norm_weight), copy(p.norm_bias), copy(p.qkv_weight),
-          copy(p.out_weight),  copy(p.out_bias),  copy(p.bias)};
+  return {copy(p.norm_weight), copy(p.norm_bias), copy(p.qkv_weight), copy(p.out_weight),
+          copy(p.out_bias),    copy(p.bias),      copy(p.layer_scale)};
 }
 
 inline at::Tensor leaf_of(const at::Tensor& t) { return t.detach().requires_grad_(); }
