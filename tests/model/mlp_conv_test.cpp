@@ -27,7 +27,7 @@ class MlpConvTest : public OnDevice {
             leaf({hidden}, 0.2, 0, type)};
   }
   static at::Tensor call(const at::Tensor& x, const std::vector<at::Tensor>& p, const MlpOptions& options) {
-    return mlp(x, {p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]}, options);
+    return mlp(x, {p[0], p[1], p[2], p[3], p[4], p[5], {}, p[6], p[7]}, options);
   }
 };
 
@@ -151,7 +151,7 @@ TEST_P(MlpConvTest, AConvolutionOfZerosIsThePlainMlp) {
   const at::Tensor x = leaf({2, 4, 3, 16}, 1);
   p[6] = torch::zeros_like(p[6]);
   p[7] = torch::zeros_like(p[7]);
-  EXPECT_LE(relative_error(call(x, p, {}), mlp(x, {p[0], p[1], p[2], p[3], p[4], p[5]}, {})), 1e-12);
+  EXPECT_LE(relative_error(call(x, p, {}), mlp(x, {p[0], p[1], p[2], p[3], p[4], p[5], {}}, {})), 1e-12);
 }
 
 TEST_P(MlpConvTest, OnlyWhatIsAskedForAndTheSameBitsTwice) {
