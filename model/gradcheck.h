@@ -35,7 +35,9 @@ std::vector<GradcheckResult> gradcheck(at::Device device, const GradcheckOptions
 // A block of a model, small: what one is made of, in the type that it will run in.
 struct BlockCase {
   std::int64_t batch = 1, height = 1, width = 1, dim = 64, heads = 4, hidden = 128;
-  bool relative_bias = false, rotary = false, layer_scale = false, position_sensitive = false, mlp_conv = false;
+  bool relative_bias = false, rotary = false, layer_scale = false;
+  double projection_dropout = 0;
+  bool position_sensitive = false, mlp_conv = false;
   at::ScalarType type = at::kFloat;
   bool tf32 = false;
 };

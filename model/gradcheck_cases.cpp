@@ -40,6 +40,11 @@ at::Tensor incoming_gradient(Draw& draw, at::IntArrayRef shape, Incoming incomin
   }
 }
 
+RandomState fixed_state(Draw& draw) {
+  return {at::tensor({draw.index(1 << 30), draw.index(1 << 30)}, at::dtype(at::kLong)).to(draw.device()),
+          draw.index(1000)};
+}
+
 PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t heads, std::int64_t bias_length) {
   const double fan_in = 1 / std::sqrt(static_cast<double>(dim));
   PassParameters p;
@@ -62,11 +67,6 @@ namespace {
 at::Tensor make_leaf(const at::Tensor& t) { return t.detach().requires_grad_(); }
 
 Leaf pair(std::string name, const at::Tensor& t) { return {std::move(name), make_leaf(t), make_leaf(t)}; }
-
-RandomState fixed_state(Draw& draw) {
-  return {at::tensor({draw.index(1 << 30), draw.index(1 << 30)}, at::dtype(at::kLong)).to(draw.device()),
-          draw.index(1000)};
-}
 
 std::string text(at::IntArrayRef shape) {
   std::string s = "[";
@@ -127,7 +127,9 @@ struct PassCase {
   bool bias = false, strided = false;
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
-  bool rotary = false, layer_scale = false, tables = false;
+  bool rotary = false, layer_scale = false;
+  double projection_dropout = 0;
+  bool tables = false;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
@@ -135,7 +137,8 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
                  (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "") +
-                 (c.layer_scale ? ", layer scale" : "") + (c.tables ? ", position-sensitive" : "");
+                 (c.layer_scale ? ", layer scale" : "") + (c.projection_dropout > 0 ? ", projection dropout" : "") +
+                 (c.tables ? ", position-sensitive" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -159,8 +162,9 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   options.axis = c.axis;
   options.heads = c.heads;
   options.dropout = c.dropout;
+  options.projection_dropout = c.projection_dropout;
   options.stream = 9;
-  if (c.dropout > 0) options.random = fixed_state(draw);
+  if (c.dropout > 0 || c.projection_dropout > 0) options.random = fixed_state(draw);
   if (c.drop_path > 0) {  // one sample dropped, the others scaled
     options.sample_scale = at::full({c.shape[0]}, 1 / (1 - c.drop_path), x.options());
     options.sample_scale.select(0, 0).zero_();
@@ -225,6 +229,7 @@ GradcheckProblem layer_problem(Draw& draw, bool all, bool tables) {
   o.width = 5;
   o.rotary = all;
   o.layer_scale = all ? 1 : 0;
+  o.projection_dropout = all ? 0.3 : 0;
   return module_problem<AxialAttention>(
       draw,
       std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches") +
@@ -236,17 +241,18 @@ GradcheckProblem layer_problem(Draw& draw, bool all, bool tables) {
       draw.normal({4, 3, 5, 12}));
 }
 
-// A block whose MLP convolves.
-GradcheckProblem convolved_problem(Draw& draw, std::int64_t height, std::int64_t width, bool layer_scale) {
+// A block whose MLP convolves; plain branches, or all options of them.
+GradcheckProblem convolved_problem(Draw& draw, std::int64_t height, std::int64_t width, bool all) {
   AxialBlockOptions o;
   o.attention.dim = 8;
   o.attention.heads = 2;
   o.attention.drop_path = 0.25;
-  o.attention.layer_scale = layer_scale ? 1 : 0;
+  o.attention.layer_scale = all ? 1 : 0;
+  o.attention.projection_dropout = all ? 0.3 : 0;
   o.mlp_conv = true;
   const std::vector<std::int64_t> shape{3, height, width, 8};
   return module_problem<AxialBlock>(
-      draw, "block " + text(shape) + " h=2, convolution in the MLP",
+      draw, "block " + text(shape) + " h=2, convolution in the MLP" + (all ? ", all options" : ""),
       [=](Backend backend) mutable {
         o.attention.backend = backend;
         return AxialBlock(o);
@@ -270,6 +276,7 @@ GradcheckProblem classifier_problem(Draw& draw, Stem stem) {
   o.relative_bias = stem == Stem::kConv;
   o.rotary = stem == Stem::kPatch;
   o.layer_scale = stem == Stem::kConv ? 1 : 0;
+  o.projection_dropout = stem == Stem::kConv ? 0.3 : 0;
   o.attention_dropout = 0.2;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -310,9 +317,11 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
            {{2, 3, 5, 12}, 3, column, false, false, 0, 0, In::kSliced, false, true},
            {{3, 5, 4, 12}, 2, row, true, true, 0.2, 0.4, In::kTransposed, true, true},
-           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, false, false, true},
-           {{3, 5, 4, 8}, 2, column, true, true, 0.2, 0.4, In::kExpanded, false, false, true},
-           {{2, 3, 1, 6}, 3, row, false, false, 0.2, 0, In::kSliced, true, true, true},
+           {{2, 3, 5, 20}, 2, row, false, false, 0, 0, In::kSliced, false, false, 0.3},
+           {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true, true, 0.3},
+           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, false, false, 0, true},
+           {{3, 5, 4, 8}, 2, column, true, true, 0.2, 0.4, In::kExpanded, false, false, 0, true},
+           {{2, 3, 1, 6}, 3, row, false, false, 0.2, 0, In::kSliced, true, true, 0.3, true},
        }) {
     problems.push_back(pass_problem(draw, c));
   }

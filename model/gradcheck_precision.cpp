@@ -112,19 +112,23 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
-// What a pass may have beside its projections.
-struct PassParts {
-  bool bias = true, rotary = false, layer_scale = false, tables = false;
+// What a pass, or an MLP, may have beside its projections.
+struct Parts {
+  bool bias = true, rotary = false, layer_scale = false;
+  double projection_dropout = 0;
+  bool tables = false, convolution = false;  // of a pass; of an MLP
 };
 
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report, const PassParts& parts = {}) {
+                   const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
   options.axis = axis;
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
+  options.projection_dropout = parts.projection_dropout;
+  if (parts.projection_dropout > 0) options.random = fixed_state(draw);
   const at::Tensor table =  // in float64
       parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
   const auto with = [options, table, parts](auto pass) {
@@ -155,29 +159,32 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
                       " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
-                      (parts.layer_scale ? ", layer scale" : "") + (parts.tables ? ", position-sensitive" : ""),
+                      (parts.layer_scale ? ", layer scale" : "") +
+                      (parts.projection_dropout > 0 ? ", projection dropout" : "") +
+                      (parts.tables ? ", position-sensitive" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
 // The MLP of `hidden` channels, convolved or not; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
-                  const std::function<void(GradcheckResult)>& report, bool layer_scale = false,
-                  bool convolved = false) {
+                  const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
   MlpOptions options;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
   if (depth) {
     options.sample_scale = at::arange(s.batch, at::dtype(at::kFloat).device(draw.device())).remainder(2).mul(1.25);
   }
-  const auto with = [options](Backend backend) {
+  options.dropout = parts.projection_dropout;
+  if (parts.projection_dropout > 0) options.random = fixed_state(draw);
+  const auto with = [options, parts](Backend backend) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
       o.backend = backend;
       MlpParameters given{q[0], q[1], q[2], q[3], q[4], q[5], {}};
       std::size_t next = 6;
-      if (layer_scale) given.layer_scale = q[next++];
-      if (convolved) {
+      if (parts.layer_scale) given.layer_scale = q[next++];
+      if (parts.convolution) {
         given.conv_weight = q[next];
         given.conv_bias = q[next + 1];
       }
@@ -190,14 +197,16 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
                                                                 {"up_bias", draw.normal({hidden}, 0.2)},
                                                                 {"down_weight", draw.normal({s.dim, hidden}, down)},
                                                                 {"down_bias", draw.normal({s.dim}, 0.2)}};
-  if (layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
-  if (convolved) {
+  if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
+  if (parts.convolution) {
     parameters.emplace_back("conv_weight", draw.normal({hidden, 1, 3, 3}, 0.3));
     parameters.emplace_back("conv_bias", draw.normal({hidden}, 0.2));
   }
   check_layer_in(draw,
                  {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
-                      (layer_scale ? ", layer scale" : "") + (convolved ? ", convolution" : ""),
+                      (parts.layer_scale ? ", layer scale" : "") +
+                      (parts.projection_dropout > 0 ? ", projection dropout" : "") +
+                      (parts.convolution ? ", convolution" : ""),
                   with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
@@ -214,9 +223,10 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  const PassParts parts{c.relative_bias, c.rotary, c.layer_scale, c.position_sensitive};
+  const Parts parts{c.relative_bias,      c.rotary,  c.layer_scale, c.projection_dropout,
+                    c.position_sensitive, c.mlp_conv};
   for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
-  check_mlp_in(draw, s, c.hidden, false, n, false, report, c.layer_scale, c.mlp_conv);
+  check_mlp_in(draw, s, c.hidden, false, n, false, report, parts);
   return results;
 }
 
@@ -234,11 +244,9 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
-    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true});
-    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
-      const bool row = axis == Axis::kRow;
-      check_pass_in(draw, shapes[0], axis, n, false, report, {row, !row, !row, true});
-    }
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1});
+    check_pass_in(draw, shapes[0], Axis::kRow, n, false, report, {true, false, false, 0, true});
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1, true});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }
@@ -252,8 +260,11 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   }
   for (const Narrow& n : types) {
     for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
-    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, true);
-    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, n.type == at::kHalf, true);
+    for (const double dropout : {0.0, 0.1}) {
+      check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, true, dropout});
+    }
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, false, 0, false, true});
+    check_mlp_in(draw, mlps[1].first, mlps[1].second, true, n, false, report, {false, false, true, 0.1, false, true});
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

@@ -1,5 +1,5 @@
-// The MLP sub-block of a block: y = x + s_b lambda o (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and with a
-// depthwise convolution of the hidden channels before the GELU (model/mlp_conv.h).
+// The MLP sub-block of a block: y = x + s_b lambda o drop(gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and with
+// a depthwise convolution of the hidden channels before the GELU (model/mlp_conv.h).
 #pragma once
 
 #include <string>
@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "model/options.h"
+#include "model/random.h"
 
 namespace axial {
 
@@ -14,13 +15,16 @@ struct MlpParameters {
   at::Tensor norm_weight, norm_bias;  // [D]
   at::Tensor up_weight, up_bias;      // [hidden, D], [hidden]
   at::Tensor down_weight, down_bias;  // [D, hidden], [D]
-  at::Tensor layer_scale;             // lambda [D]; undefined: 1
-  at::Tensor conv_weight{}, conv_bias{};  // [hidden, 1, 3, 3], [hidden]; undefined: no convolution
+  at::Tensor layer_scale = {};        // lambda [D]; undefined: 1
+  at::Tensor conv_weight = {}, conv_bias = {};  // [hidden, 1, 3, 3], [hidden]; undefined: no convolution
 };
 
 struct MlpOptions {
   double eps = 1e-5;
   at::Tensor sample_scale;  // s_b [B], a constant; undefined: 1
+  double dropout = 0;       // on the output, [0, 1); see projection_scale (model/dropout.h)
+  std::uint64_t stream = 0;
+  RandomState random;  // random.rng is kept for the backward: see axial_attention_core
   Backend backend = Backend::kFused;
 };
 

@@ -6,6 +6,7 @@
 #include "model/branch.h"
 #include "model/bridge.h"
 #include "model/composed.h"
+#include "model/dropout.h"
 #include "model/launch.h"
 
 namespace axial {
@@ -24,6 +25,12 @@ at::Tensor with_shortcut(const at::Tensor& weight, at::ScalarType type) {
   at::Tensor sum = weight.to(accumulate_type(type), /*non_blocking=*/false, /*copy=*/true);  // [hidden, 1, 3, 3]
   sum.select(3, 1).select(2, 1).add_(1);
   return sum.to(type);
+}
+
+// Of the output's dropout, [T, D]; undefined: none. Drawn anew each time.
+at::Tensor mask_of(const at::Tensor& x, const MlpOptions& options) {
+  return projection_scale(x.size(0), x.size(1) * x.size(2), x.size(3), options.dropout, options.random,
+                          options.stream, accumulate_type(x.scalar_type()));
 }
 
 // The arguments of forward, in order; gradients have the same places.
@@ -62,12 +69,16 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     const at::Tensor c =
         from_map(at::conv2d(as_map(u), with_shortcut(conv_weight, type), conv_bias.to(type), 1, 1, 1, hidden));
     const at::Tensor lambda = layer_scale.value_or(at::Tensor());
-    const at::Tensor y = branch_forward(at::gelu(c.view({-1, hidden})),
-                                        {down_weight, down_bias, lambda, options.sample_scale}, tokens);
+    const at::Tensor y =
+        branch_forward(at::gelu(c.view({-1, hidden})),
+                       {down_weight, down_bias, lambda, options.sample_scale, mask_of(x, options)}, tokens);
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, up_weight, up_bias, conv_weight, conv_bias, down_weight,
-                              down_bias, lambda, u, c, options.sample_scale});
+                              down_bias, lambda, u, c, options.sample_scale, options.random.rng});
       ctx->saved_data["eps"] = options.eps;
+      ctx->saved_data["dropout"] = options.dropout;
+      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
+      ctx->saved_data["first_sample"] = options.random.first_sample;
     }
     return y.view(x.sizes());
   }
@@ -75,12 +86,16 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
   static variable_list backward(AutogradContext* ctx, variable_list incoming) {
     const bool create_graph = at::GradMode::is_enabled();
     const at::NoGradGuard no_grad;
-    const variable_list saved = ctx->get_saved_variables();  // the tensors of forward's arguments, u, c, s_b
+    const variable_list saved = ctx->get_saved_variables();  // the tensors of forward's arguments, u, c, s_b, rng
     const at::Tensor &x = saved[kX], &up_weight = saved[kUpWeight], &norm_weight = saved[kNormWeight], &u = saved[10],
                      &c_map = saved[11];
     const c10::OptionalDeviceGuard guard(x.device());
     const auto type = x.scalar_type();
     const double eps = ctx->saved_data["eps"].toDouble();
+    MlpOptions options;
+    options.dropout = ctx->saved_data["dropout"].toDouble();
+    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
+    options.random = {saved[13], ctx->saved_data["first_sample"].toInt()};
     const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
     const std::int64_t hidden = up_weight.size(0);
     const at::Tensor tokens = x.view({-1, x.size(3)});                                    // [T, D]
@@ -91,9 +106,9 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     const BranchWanted ends{through_conv || wanted(kConvWeight) || wanted(kConvBias), wanted(kDownWeight),
                             wanted(kDownBias), wanted(kLayerScale)};
     variable_list g(kArguments);
-    const BranchGradients branch =
-        branch_backward(dy, ends.product() ? at::gelu(c) : at::Tensor(),
-                        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[12]}, ends);
+    const BranchGradients branch = branch_backward(
+        dy, ends.product() ? at::gelu(c) : at::Tensor(),
+        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[12], mask_of(x, options)}, ends);
     g[kDownWeight] = branch.weight;
     g[kDownBias] = branch.bias;
     g[kLayerScale] = branch.layer_scale;
@@ -137,9 +152,10 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
   u = at::linear(u, cast(p.up_weight), cast(p.up_bias));  // [B, H, W, hidden]
   u = u + from_map(at::conv2d(as_map(u), cast(p.conv_weight), cast(p.conv_bias), 1, 1, 1, u.size(3)));
   u = at::linear(at::gelu(u), cast(p.down_weight), cast(p.down_bias));  // [B, H, W, D]
-  if (p.layer_scale.defined()) u = (u * p.layer_scale.to(accumulate_type(type))).to(type);
-  if (options.sample_scale.defined()) u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(type);
-  return x + u;
+  if (p.layer_scale.defined()) u = u * p.layer_scale.to(accumulate_type(type));
+  if (const at::Tensor mask = mask_of(x, options); mask.defined()) u = u * mask.view(u.sizes());
+  if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
+  return x + u.to(type);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The MLP with a convolution between its two projections:
-//   y = x + s_b lambda o (gelu(u + depthwise3x3(u) + b_conv) W_down^T + b_down),   u = LayerNorm(x) W_up^T + b_up.
+//   y = x + s_b lambda o drop(gelu(u + depthwise3x3(u) + b_conv) W_down^T + b_down),   u = LayerNorm(x) W_up^T + b_up.
 // Every hidden channel is convolved by itself with zeros around the map, so that a token sees its eight neighbours at
 // nine products a channel. PVTv2 (Wang et al. 2022) puts such a convolution before the GELU, without the shortcut u;
 // CMT (Guo et al. 2022, "inverted residual feed-forward network") has the shortcut. We take PVTv2's place and CMT's

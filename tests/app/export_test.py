@@ -53,37 +53,49 @@ def read_safetensors(path):
 
 
 class Attention(nn.Module):
-    """Rows, then columns, of x[B, H, W, D]: y = x + W_out softmax(q k^T / sqrt(d) + bias) v + b_out; where
+    """Rows, then columns, of x[B, H, W, D]: y = x + scale * (W_out softmax(q k^T / sqrt(d) + bias) v + b_out); where
     position-sensitive, queries, keys and values have tables of relative positions beside them (Wang et al. 2020)."""
 
-    def __init__(self, dim, heads, height, width, position_sensitive):
+    def __init__(self, dim, heads, height, width, rotary_base=None, layer_scale=False, position_sensitive=False):
         super().__init__()
-        self.heads = heads
+        self.heads, self.rotary_base = heads, rotary_base
         for name, length in ("row", width), ("col", height):
             setattr(self, f"{name}_norm", nn.LayerNorm(dim))
             setattr(self, f"{name}_qkv", nn.Linear(dim, 3 * dim, bias=False))
             setattr(self, f"{name}_out", nn.Linear(dim, dim))
             setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(heads, 2 * length - 1)))
-            for what in "qkv" if position_sensitive else "":
-                table = nn.Parameter(torch.zeros(2 * length - 1, dim // heads))
-                setattr(self, f"{name}_relative_{what}", table)
+            self.register_parameter(f"{name}_scale", nn.Parameter(torch.zeros(dim)) if layer_scale else None)
+            for what in "qkv":
+                table = nn.Parameter(torch.zeros(2 * length - 1, dim // heads)) if position_sensitive else None
+                self.register_parameter(f"{name}_relative_{what}", table)
+
+    def turned(self, t):  # q or k [N, h, L, d]: rotary position embedding (model.rotary)
+        if self.rotary_base is None:
+            return t
+        frequency = self.rotary_base ** (-torch.arange(0, t.shape[-1], 2) / t.shape[-1])
+        angle = torch.arange(t.shape[2])[:, None] * frequency
+        even, odd = t[..., 0::2], t[..., 1::2]
+        turned = even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()
+        return torch.stack(turned, -1).flatten(-2)
 
     def along(self, name, x):  # lines [N, L, D]
         lines, length, dim = x.shape
-        norm, qkv, out, bias = (getattr(self, f"{name}_{part}") for part in ("norm", "qkv", "out", "bias"))
+        norm, qkv, out, bias, scale = (getattr(self, f"{name}_{p}") for p in ("norm", "qkv", "out", "bias", "scale"))
         q, k, v = qkv(norm(x)).view(lines, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = self.turned(q), self.turned(k)
         token = torch.arange(length)
         offset = token[:, None] - token[None, :] + length - 1
+        table_q, table_k, table_v = (getattr(self, f"{name}_relative_{what}") for what in "qkv")
         scores = q @ k.transpose(-1, -2)
-        table = {what: getattr(self, f"{name}_relative_{what}", None) for what in "qkv"}
-        if table["q"] is not None:
-            scores = scores + torch.einsum("nhid,ijd->nhij", q, table["q"][offset])
-            scores = scores + torch.einsum("nhjd,ijd->nhij", k, table["k"][offset])
+        if table_q is not None:
+            scores = scores + torch.einsum("nhid,ijd->nhij", q, table_q[offset])
+            scores = scores + torch.einsum("nhjd,ijd->nhij", k, table_k[offset])
         p = (scores * (dim // self.heads) ** -0.5 + bias[:, offset]).softmax(-1)
         o = p @ v
-        if table["v"] is not None:
-            o = o + torch.einsum("nhij,ijd->nhid", p, table["v"][offset])
-        return x + out(o.transpose(1, 2).reshape(lines, length, dim))
+        if table_v is not None:
+            o = o + torch.einsum("nhij,ijd->nhid", p, table_v[offset])
+        branch = out(o.transpose(1, 2).reshape(lines, length, dim))
+        return x + (branch if scale is None else scale * branch)
 
     def forward(self, x):
         x = self.along("row", x.flatten(0, 1)).view(x.shape)
@@ -92,9 +104,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim, heads, hidden, height, width, position_sensitive, mlp_conv):
+    def __init__(self, dim, heads, hidden, height, width, mlp_conv=False, layer_scale=False, **attention):
         super().__init__()
-        self.attention = Attention(dim, heads, height, width, position_sensitive)
+        self.attention = Attention(dim, heads, height, width, layer_scale=layer_scale, **attention)
+        self.mlp_scale = nn.Parameter(torch.zeros(dim)) if layer_scale else None
         self.mlp_norm, self.mlp_up, self.mlp_down = nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.mlp_conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if mlp_conv else None
 
@@ -103,7 +116,8 @@ class Block(nn.Module):
         u = self.mlp_up(self.mlp_norm(x))
         if self.mlp_conv is not None:
             u = u + self.mlp_conv(u.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return x + self.mlp_down(F.gelu(u))
+        branch = self.mlp_down(F.gelu(u))
+        return x + (branch if self.mlp_scale is None else self.mlp_scale * branch)
 
 
 class Merge(nn.Module):
@@ -123,8 +137,7 @@ class Merge(nn.Module):
 class Classifier(nn.Module):
     """Of a convolution with batch normalisation as the stem (model.stem=conv, no stem_channels)."""
 
-    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2,
-                 position_sensitive=False, mlp_conv=False):
+    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2, **block):
         super().__init__()
         self.stem = nn.Module()
         self.stem.conv0 = nn.Conv2d(channels, dim[0], 3, stride, 1, bias=False)
@@ -138,8 +151,7 @@ class Classifier(nn.Module):
                 self.merges.append(Merge(dim[stage - 1], width_of))
                 height, width = (height + 1) // 2, (width + 1) // 2
             for _ in range(blocks):
-                hidden = int(mlp_ratio * width_of)
-                self.blocks.append(Block(width_of, heads_of, hidden, height, width, position_sensitive, mlp_conv))
+                self.blocks.append(Block(width_of, heads_of, int(mlp_ratio * width_of), height, width, **block))
         self.norm, self.head = nn.LayerNorm(dim[-1]), nn.Linear(dim[-1], classes)
 
     def forward(self, images):
@@ -172,40 +184,37 @@ def run(*command):
     return done.stdout
 
 
-def compare(options):
-    """Trains with these options on, exports, and returns the largest difference of a probability."""
-    overrides = [f"model.{option}=true" for option in options]
-    run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu", "--overwrite",
-        "data.synthetic_train=256", "data.synthetic_test=64", *overrides)
-    run("export", "run", "-o", "weights.safetensors")
-    tensors, metadata = read_safetensors(os.path.join(folder, "weights.safetensors"))
-    image, classes = json.loads(metadata["axial.image"]), json.loads(metadata["axial.classes"])
-    size = image["height"], image["width"]
-    model = Classifier(image["channels"], *size, len(classes), dim=[16, 32], heads=[2, 4], depth=[1, 1],
-                       **{option: True for option in options}).eval()
-    model.load_state_dict(tensors)  # strict: every name, and no other
-
-    torch.manual_seed(0)
-    worst = 0.0
-    pictures = torch.randint(0, 256, (8, *size), dtype=torch.uint8)
-    names = [f"{i}.png" for i in range(len(pictures))]
-    for name, picture in zip(names, pictures):
-        write_png(os.path.join(folder, name), picture)
-    answers = run("predict", "run", *names, "--top", str(len(classes)), "--format", "jsonl", "--device", "cpu")
-    for line, picture in zip(answers.splitlines(), pictures, strict=True):
-        pixels = (picture.float() / 255 - image["mean"][0]) / image["std"][0]
-        with torch.no_grad():
-            expected = model(pixels[None, None]).softmax(1)[0]
-        found = {entry["class"]: entry["probability"] for entry in json.loads(line)["classes"]}
-        for name, probability in zip(classes, expected.tolist(), strict=True):
-            worst = max(worst, abs(found[name] - probability))
-    return worst
-
-
 program, configuration = os.path.abspath(arguments.program), os.path.abspath(arguments.configuration)
-with tempfile.TemporaryDirectory() as folder:
-    for options in [], ["position_sensitive", "mlp_conv"]:
-        worst = compare(options)
-        print(f"largest difference of a probability{' with ' + ', '.join(options) if options else ''}: {worst:.2e}")
+for overrides, parts in (([], {}),
+                         (["model.rotary=true", "model.rotary_base=50", "model.layer_scale=0.5"],
+                          dict(rotary_base=50.0, layer_scale=True)),
+                         (["model.position_sensitive=true", "model.mlp_conv=true"],
+                          dict(position_sensitive=True, mlp_conv=True))):
+    with tempfile.TemporaryDirectory() as folder:
+        run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu",
+            "data.synthetic_train=256", "data.synthetic_test=64", *overrides)
+        run("export", "run", "-o", "weights.safetensors")
+        tensors, metadata = read_safetensors(os.path.join(folder, "weights.safetensors"))
+        image, classes = json.loads(metadata["axial.image"]), json.loads(metadata["axial.classes"])
+        size = image["height"], image["width"]
+        model = Classifier(image["channels"], *size, len(classes), dim=[16, 32], heads=[2, 4], depth=[1, 1],
+                           **parts).eval()
+        model.load_state_dict(tensors)  # strict: every name, and no other
+
+        torch.manual_seed(0)
+        worst = 0.0
+        pictures = torch.randint(0, 256, (8, *size), dtype=torch.uint8)
+        names = [f"{i}.png" for i in range(len(pictures))]
+        for name, picture in zip(names, pictures):
+            write_png(os.path.join(folder, name), picture)
+        answers = run("predict", "run", *names, "--top", str(len(classes)), "--format", "jsonl", "--device", "cpu")
+        for line, picture in zip(answers.splitlines(), pictures, strict=True):
+            pixels = (picture.float() / 255 - image["mean"][0]) / image["std"][0]
+            with torch.no_grad():
+                expected = model(pixels[None, None]).softmax(1)[0]
+            found = {entry["class"]: entry["probability"] for entry in json.loads(line)["classes"]}
+            for name, probability in zip(classes, expected.tolist(), strict=True):
+                worst = max(worst, abs(found[name] - probability))
+        print(f"largest difference of a probability {' '.join(overrides)}: {worst:.2e}")
         if worst > 1e-5:
             raise SystemExit("axial export: PyTorch computes other probabilities than axial predict")

@@ -49,7 +49,8 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
                                        std::string("model.relative_bias=") + bias, std::string("model.rotary=") + bias,
                                        std::string("model.position_sensitive=") + bias,
                                        std::string("model.mlp_conv=") + bias,
-                                       std::string("model.layer_scale=") + (bias == std::string("true") ? "0.1" : "0")});
+                                       std::string("model.layer_scale=") + (bias == std::string("true") ? "0.1" : "0"),
+                                       std::string("model.projection_dropout=") + (bias == std::string("true") ? "0.1" : "0")});
       EXPECT_NO_THROW(app::self_check(config, grid, at::kCPU)) << precision << bias;
       try {
         app::self_check(config, grid, at::kCPU, 0.05);
