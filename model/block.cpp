@@ -36,8 +36,8 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
   options.random = is_training() ? random : RandomState{};
   options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, options.random, options.stream,
                                       accumulate_type(x.scalar_type()));  // [B]
-  MlpParameters parameters{mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight,
-                           mlp_down_->bias,   mlp_scale_};
+  MlpParameters parameters{mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias,
+                           mlp_down_->weight, mlp_down_->bias, mlp_scale_};
   if (mlp_conv_) {
     parameters.conv_weight = mlp_conv_->weight;
     parameters.conv_bias = mlp_conv_->bias;

@@ -18,8 +18,8 @@ struct CoreOptions {
   RandomState random;
 };
 
-// The tables of position-sensitive attention (model/position_sensitive.h) along one axis, [2L-1, d] each, shared by the
-// heads: entry i-j+L-1 is what query i meets at key j. All three or none.
+// The tables of position-sensitive attention (model/position_sensitive.h) along one axis, [2L-1, d] each, shared by
+// the heads: entry i-j+L-1 is what query i meets at key j. All three or none.
 struct RelativeTables {
   at::Tensor q, k, v;
   bool defined() const { return q.defined() || k.defined() || v.defined(); }

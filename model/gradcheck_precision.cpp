@@ -156,14 +156,14 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
       parameters.emplace_back(name, t);
     }
   }
-  check_layer_in(draw,
-                 {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
-                      (parts.layer_scale ? ", layer scale" : "") +
-                      (parts.projection_dropout > 0 ? ", projection dropout" : "") +
-                      (parts.tables ? ", position-sensitive" : ""),
-                  with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
-                 n, shrink, report);
+  check_layer_in(
+      draw,
+      {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
+           " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
+           (parts.layer_scale ? ", layer scale" : "") + (parts.projection_dropout > 0 ? ", projection dropout" : "") +
+           (parts.tables ? ", position-sensitive" : ""),
+       with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
+      n, shrink, report);
 }
 
 // The MLP of `hidden` channels, convolved or not; with `depth` the branch of every second sample is dropped.
@@ -202,13 +202,13 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
     parameters.emplace_back("conv_weight", draw.normal({hidden, 1, 3, 3}, 0.3));
     parameters.emplace_back("conv_bias", draw.normal({hidden}, 0.2));
   }
-  check_layer_in(draw,
-                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
-                      (parts.layer_scale ? ", layer scale" : "") +
-                      (parts.projection_dropout > 0 ? ", projection dropout" : "") +
-                      (parts.convolution ? ", convolution" : ""),
-                  with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
-                 n, shrink, report);
+  check_layer_in(
+      draw,
+      {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
+           (parts.layer_scale ? ", layer scale" : "") + (parts.projection_dropout > 0 ? ", projection dropout" : "") +
+           (parts.convolution ? ", convolution" : ""),
+       with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
+      n, shrink, report);
 }
 
 }  // namespace
@@ -223,8 +223,7 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  const Parts parts{c.relative_bias,      c.rotary,  c.layer_scale, c.projection_dropout,
-                    c.position_sensitive, c.mlp_conv};
+  const Parts parts{c.relative_bias, c.rotary, c.layer_scale, c.projection_dropout, c.position_sensitive, c.mlp_conv};
   for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
   check_mlp_in(draw, s, c.hidden, false, n, false, report, parts);
   return results;

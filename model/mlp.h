@@ -1,5 +1,5 @@
-// The MLP sub-block of a block: y = x + s_b lambda o drop(gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and with
-// a depthwise convolution of the hidden channels before the GELU (model/mlp_conv.h).
+// The MLP sub-block of a block: y = x + s_b lambda o drop(gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and
+// with a depthwise convolution of the hidden channels before the GELU (model/mlp_conv.h).
 #pragma once
 
 #include <string>
