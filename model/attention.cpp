@@ -12,6 +12,11 @@
 namespace axial {
 namespace {
 
+// The option that fixes height and width; null: none.
+const char* fixes_size(const AxialAttentionOptions& o) {
+  return o.relative_bias ? "relative_bias" : o.position_sensitive ? "position_sensitive" : nullptr;
+}
+
 void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.dim > 0, "axial attention: dim must be positive, is ", o.dim);
   TORCH_CHECK(o.heads > 0 && o.dim % o.heads == 0, "axial attention: heads (", o.heads, ") must divide dim (", o.dim,
@@ -24,8 +29,10 @@ void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
   TORCH_CHECK(o.layer_scale >= 0, "axial attention: layer_scale must not be negative, is ", o.layer_scale);
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
-  TORCH_CHECK(!o.relative_bias || (o.height > 0 && o.width > 0),
-              "axial attention: relative_bias needs height and width, which are ", o.height, " and ", o.width);
+  if (const char* fixed = fixes_size(o)) {
+    TORCH_CHECK(o.height > 0 && o.width > 0, "axial attention: ", fixed, " needs height and width, which are ",
+                o.height, " and ", o.width);
+  }
   TORCH_CHECK(!o.rotary || o.dim / o.heads % 2 == 0,
               "axial attention: rotary turns pairs of channels, dim / heads must be even, is ", o.dim / o.heads);
   TORCH_CHECK(!o.rotary || o.rotary_base > 1, "axial attention: rotary_base must be above 1, is ", o.rotary_base);
@@ -52,6 +59,17 @@ AxialAttentionImpl::AxialAttentionImpl(const AxialAttentionOptions& options) : o
     row_bias_ = register_parameter("row_bias", torch::zeros({options_.heads, 2 * options_.width - 1}));
     col_bias_ = register_parameter("col_bias", torch::zeros({options_.heads, 2 * options_.height - 1}));
   }
+  if (options_.position_sensitive) {
+    const auto tables = [&](const std::string& name, std::int64_t length) {
+      const auto table = [&](const char* what) {
+        return register_parameter(name + what,
+                                  truncated_normal_(torch::empty({2 * length - 1, dim / options_.heads})));
+      };
+      return RelativeTables{table("_relative_q"), table("_relative_k"), table("_relative_v")};
+    };
+    row_relative_ = tables("row", options_.width);
+    col_relative_ = tables("col", options_.height);
+  }
   if (options_.layer_scale > 0) {
     row_scale_ = register_parameter("row_scale", torch::full({dim}, options_.layer_scale));
     col_scale_ = register_parameter("col_scale", torch::full({dim}, options_.layer_scale));
@@ -61,10 +79,10 @@ AxialAttentionImpl::AxialAttentionImpl(const AxialAttentionOptions& options) : o
 PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
   if (axis == Axis::kRow) {
     return {row_norm_->weight, row_norm_->bias, row_qkv_->weight, row_out_->weight,
-            row_out_->bias,    row_bias_,       row_scale_};
+            row_out_->bias,    row_bias_,       row_scale_,       row_relative_};
   }
   return {col_norm_->weight, col_norm_->bias, col_qkv_->weight, col_out_->weight,
-          col_out_->bias,    col_bias_,       col_scale_};
+          col_out_->bias,    col_bias_,       col_scale_,       col_relative_};
 }
 
 PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random) {
@@ -91,9 +109,10 @@ PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, co
 torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
   TORCH_CHECK(x.dim() == 4 && x.size(3) == options_.dim, "axial attention: expected x [B, H, W, ", options_.dim,
               "], got ", x.sizes());
-  TORCH_CHECK(!options_.relative_bias || (x.size(1) == options_.height && x.size(2) == options_.width),
-              "axial attention: relative_bias was built for ", options_.height, " x ", options_.width,
-              " tokens, got x ", x.sizes());
+  if (const char* fixed = fixes_size(options_)) {
+    TORCH_CHECK(x.size(1) == options_.height && x.size(2) == options_.width, "axial attention: ", fixed,
+                " was built for ", options_.height, " x ", options_.width, " tokens, got x ", x.sizes());
+  }
   const RandomState drawn = is_training() ? random : RandomState{};
   const Axis axes[] = {options_.first, options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow};
   PassParameters parameters[] = {parameters_of(axes[0]), parameters_of(axes[1])};

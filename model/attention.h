@@ -12,8 +12,8 @@
 namespace axial {
 
 // Parameters: row_norm.{weight,bias} [D], row_qkv.weight [3D, D], row_out.weight [D, D], row_out.bias [D],
-// col_* likewise; with relative_bias also row_bias [h, 2W-1] and col_bias [h, 2H-1], with layer_scale row_scale and
-// col_scale [D].
+// col_* likewise; with relative_bias also row_bias [h, 2W-1] and col_bias [h, 2H-1], with position_sensitive
+// row_relative_{q,k,v} [2W-1, d] and col_relative_{q,k,v} [2H-1, d], with layer_scale row_scale and col_scale [D].
 class AxialAttentionImpl : public torch::nn::Module {
  public:
   explicit AxialAttentionImpl(const AxialAttentionOptions& options);
@@ -33,6 +33,7 @@ class AxialAttentionImpl : public torch::nn::Module {
   torch::nn::LayerNorm row_norm_{nullptr}, col_norm_{nullptr};
   torch::nn::Linear row_qkv_{nullptr}, row_out_{nullptr}, col_qkv_{nullptr}, col_out_{nullptr};
   torch::Tensor row_bias_, col_bias_, row_scale_, col_scale_;
+  RelativeTables row_relative_, col_relative_;
   RotaryTable row_rotary_, col_rotary_;
 };
 TORCH_MODULE(AxialAttention);

@@ -20,6 +20,7 @@ AxialBlockImpl::AxialBlockImpl(const AxialBlockOptions& options) : options_(opti
                               torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim}).eps(options_.attention.eps)));
   mlp_up_ = register_module("mlp_up", make_linear(dim, hidden, true));
   mlp_down_ = register_module("mlp_down", make_linear(hidden, dim, true));
+  if (options_.mlp_conv) mlp_conv_ = register_module("mlp_conv", make_depthwise(hidden));
   if (options_.attention.layer_scale > 0) {
     mlp_scale_ = register_parameter("mlp_scale", torch::full({dim}, options_.attention.layer_scale));
   }
@@ -35,10 +36,13 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
   options.random = is_training() ? random : RandomState{};
   options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, options.random, options.stream,
                                       accumulate_type(x.scalar_type()));  // [B]
-  const torch::Tensor y = mlp(x,
-                              {mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight,
-                               mlp_down_->bias, mlp_scale_},
-                              options);
+  MlpParameters parameters{mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias,
+                           mlp_down_->weight, mlp_down_->bias, mlp_scale_};
+  if (mlp_conv_) {
+    parameters.conv_weight = mlp_conv_->weight;
+    parameters.conv_bias = mlp_conv_->bias;
+  }
+  const torch::Tensor y = mlp(x, parameters, options);
   observe(this, "MLP", y);
   return y;
 }

@@ -1,6 +1,7 @@
 // A transformer block on x[B, H, W, D]: axial attention, then a pre-norm MLP, each with its residual.
 #pragma once
 
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -15,7 +16,8 @@ namespace axial {
 inline constexpr std::uint64_t kStreamsPerBlock = 5;
 
 // Parameters: attention.* (model/attention.h), mlp_norm.{weight,bias} [D], mlp_up.weight [rD, D], mlp_up.bias
-// [rD], mlp_down.weight [D, rD], mlp_down.bias [D]; with layer_scale also mlp_scale [D].
+// [rD], mlp_down.weight [D, rD], mlp_down.bias [D]; with mlp_conv also mlp_conv.weight [rD, 1, 3, 3] and mlp_conv.bias
+// [rD], with layer_scale mlp_scale [D].
 class AxialBlockImpl : public torch::nn::Module {
  public:
   explicit AxialBlockImpl(const AxialBlockOptions& options);
@@ -31,7 +33,8 @@ class AxialBlockImpl : public torch::nn::Module {
   AxialAttention attention_{nullptr};
   torch::nn::LayerNorm mlp_norm_{nullptr};
   torch::nn::Linear mlp_up_{nullptr}, mlp_down_{nullptr};
-  torch::Tensor mlp_scale_;  // undefined without layer_scale
+  torch::nn::Conv2d mlp_conv_{nullptr};  // null without mlp_conv
+  torch::Tensor mlp_scale_;              // undefined without layer_scale
 };
 TORCH_MODULE(AxialBlock);
 

@@ -54,6 +54,7 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
     for (std::int64_t i = 0; i < o.depth[stage]; ++i, ++number) {
       AxialBlockOptions block;
       block.mlp_ratio = o.mlp_ratio;
+      block.mlp_conv = o.mlp_conv;
       AxialAttentionOptions& attention = block.attention;
       attention.dim = o.dim[stage];
       attention.heads = o.heads[stage];
@@ -61,6 +62,7 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
       attention.dropout = o.attention_dropout;
       attention.projection_dropout = o.projection_dropout;
       attention.relative_bias = o.relative_bias;
+      attention.position_sensitive = o.position_sensitive;
       attention.rotary = o.rotary;
       attention.rotary_base = o.rotary_base;
       attention.layer_scale = o.layer_scale;

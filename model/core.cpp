@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "model/bridge.h"
+#include "model/core_options.h"
 #include "model/launch.h"
 
 namespace axial {
@@ -11,27 +12,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Between forward and backward; what is not a tensor goes into the context's dictionary.
-void save_options(AutogradContext* ctx, const CoreOptions& o) {
-  ctx->saved_data["column"] = o.axis == Axis::kColumn;
-  ctx->saved_data["scale"] = o.scale;
-  ctx->saved_data["causal"] = o.causal;
-  ctx->saved_data["dropout"] = o.dropout;
-  ctx->saved_data["stream"] = static_cast<std::int64_t>(o.stream);
-  ctx->saved_data["first_sample"] = o.random.first_sample;
-}
-
-CoreOptions load_options(AutogradContext* ctx, const at::Tensor& rng) {
-  CoreOptions o;
-  o.axis = ctx->saved_data["column"].toBool() ? Axis::kColumn : Axis::kRow;
-  o.scale = ctx->saved_data["scale"].toDouble();
-  o.causal = ctx->saved_data["causal"].toBool();
-  o.dropout = ctx->saved_data["dropout"].toDouble();
-  o.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
-  o.random = {rng, ctx->saved_data["first_sample"].toInt()};
-  return o;
-}
 
 class CoreFunction : public torch::autograd::Function<CoreFunction> {
  public:
@@ -61,7 +41,7 @@ class CoreFunction : public torch::autograd::Function<CoreFunction> {
     const CoreInputs inputs{saved[0], saved[1], saved[2], saved[3]};
     const at::Tensor& q = inputs.q;
     const c10::OptionalDeviceGuard guard(q.device());
-    const CoreOptions options = load_options(ctx, saved[7]);
+    const CoreOptions options = saved_core_options(ctx, saved[7]);
     CoreGradients gradients;
     const auto shaped = [&] { return at::empty(q.sizes(), q.options()); };
     if (ctx->needs_input_grad(0)) gradients.dq = shaped();

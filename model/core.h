@@ -18,6 +18,13 @@ struct CoreOptions {
   RandomState random;
 };
 
+// The tables of position-sensitive attention (model/position_sensitive.h) along one axis, [2L-1, d] each, shared by
+// the heads: entry i-j+L-1 is what query i meets at key j. All three or none.
+struct RelativeTables {
+  at::Tensor q, k, v;
+  bool defined() const { return q.defined() || k.defined() || v.defined(); }
+};
+
 // o[B, H, W, h, d], contiguous. All tensors have one type and device; a bias may be float32 beside
 // 16-bit q, k, v. `random.rng` is kept for the backward and must not be changed in place before it (an
 // error says so): a caller that advances its offset hands in a clone.

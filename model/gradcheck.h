@@ -37,6 +37,7 @@ struct BlockCase {
   std::int64_t batch = 1, height = 1, width = 1, dim = 64, heads = 4, hidden = 128;
   bool relative_bias = false, rotary = false, layer_scale = false;
   double projection_dropout = 0;
+  bool position_sensitive = false, mlp_conv = false;
   at::ScalarType type = at::kFloat;
   bool tf32 = false;
 };

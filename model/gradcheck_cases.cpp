@@ -57,6 +57,11 @@ PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t head
   return p;
 }
 
+RelativeTables random_tables(Draw& draw, std::int64_t offsets, std::int64_t head_dim) {
+  const auto table = [&] { return draw.normal({offsets, head_dim}, 0.7); };
+  return {table(), table(), table()};
+}
+
 namespace {
 
 at::Tensor make_leaf(const at::Tensor& t) { return t.detach().requires_grad_(); }
@@ -124,6 +129,7 @@ struct PassCase {
   Incoming incoming = Incoming::kContiguous;
   bool rotary = false, layer_scale = false;
   double projection_dropout = 0;
+  bool tables = false;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
@@ -131,7 +137,8 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
                  (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "") +
-                 (c.layer_scale ? ", layer scale" : "") + (c.projection_dropout > 0 ? ", projection dropout" : "");
+                 (c.layer_scale ? ", layer scale" : "") + (c.projection_dropout > 0 ? ", projection dropout" : "") +
+                 (c.tables ? ", position-sensitive" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -145,6 +152,12 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
                     pair("out_bias", p.out_bias)};
   if (c.bias) problem.leaves.push_back(pair("bias", p.bias));
   if (c.layer_scale) problem.leaves.push_back(pair("layer_scale", draw.normal({c.shape[3]}, 0.5, 1)));
+  if (c.tables) {
+    const RelativeTables tables = random_tables(draw, 2 * length - 1, c.shape[3] / c.heads);
+    problem.leaves.push_back(pair("r_q", tables.q));
+    problem.leaves.push_back(pair("r_k", tables.k));
+    problem.leaves.push_back(pair("r_v", tables.v));
+  }
   PassOptions options;
   options.axis = c.axis;
   options.heads = c.heads;
@@ -159,13 +172,12 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   if (c.rotary) options.rotary = rotary_table(length, c.shape[3] / c.heads, 30, x.options());
   const auto leaves = problem.leaves;
   const auto parameters = [leaves, c](at::Tensor Leaf::*side) {
-    return PassParameters{leaves[1].*side,
-                          leaves[2].*side,
-                          leaves[3].*side,
-                          leaves[4].*side,
-                          leaves[5].*side,
-                          c.bias ? leaves[6].*side : at::Tensor(),
-                          c.layer_scale ? leaves.back().*side : at::Tensor()};
+    PassParameters q{leaves[1].*side, leaves[2].*side, leaves[3].*side, leaves[4].*side, leaves[5].*side, {}, {}};
+    std::size_t next = 6;
+    if (c.bias) q.bias = leaves[next++].*side;
+    if (c.layer_scale) q.layer_scale = leaves[next++].*side;
+    if (c.tables) q.relative = {leaves[next].*side, leaves[next + 1].*side, leaves[next + 2].*side};
+    return q;
   };
   problem.fused = [=] { return axial_pass(leaves[0].fused, parameters(&Leaf::fused), options); };
   problem.reference = [=] { return reference_pass(leaves[0].reference, parameters(&Leaf::reference), options); };
@@ -203,7 +215,8 @@ GradcheckProblem module_problem(Draw& draw, const std::string& name, Make make, 
   return problem;
 }
 
-GradcheckProblem layer_problem(Draw& draw, bool all) {
+// Plain scores and branches; or all options, without `tables` or with them.
+GradcheckProblem layer_problem(Draw& draw, bool all, bool tables) {
   AxialAttentionOptions o;
   o.dim = 12;
   o.heads = 3;
@@ -211,18 +224,40 @@ GradcheckProblem layer_problem(Draw& draw, bool all) {
   o.dropout = 0.2;
   o.drop_path = 0.25;
   o.relative_bias = true;
+  o.position_sensitive = tables;
   o.height = 3;
   o.width = 5;
   o.rotary = all;
   o.layer_scale = all ? 1 : 0;
   o.projection_dropout = all ? 0.3 : 0;
   return module_problem<AxialAttention>(
-      draw, std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches"),
+      draw,
+      std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches") +
+          (tables ? ", position-sensitive" : ""),
       [=](Backend backend) mutable {
         o.backend = backend;
         return AxialAttention(o);
       },
       draw.normal({4, 3, 5, 12}));
+}
+
+// A block whose MLP convolves; plain branches, or all options of them.
+GradcheckProblem convolved_problem(Draw& draw, std::int64_t height, std::int64_t width, bool all) {
+  AxialBlockOptions o;
+  o.attention.dim = 8;
+  o.attention.heads = 2;
+  o.attention.drop_path = 0.25;
+  o.attention.layer_scale = all ? 1 : 0;
+  o.attention.projection_dropout = all ? 0.3 : 0;
+  o.mlp_conv = true;
+  const std::vector<std::int64_t> shape{3, height, width, 8};
+  return module_problem<AxialBlock>(
+      draw, "block " + text(shape) + " h=2, convolution in the MLP" + (all ? ", all options" : ""),
+      [=](Backend backend) mutable {
+        o.attention.backend = backend;
+        return AxialBlock(o);
+      },
+      draw.normal(shape));
 }
 
 // Smooth activations and no max pooling: finite differences would fall over the edges of both.
@@ -285,10 +320,16 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{3, 5, 4, 12}, 2, row, true, true, 0.2, 0.4, In::kTransposed, true, true},
            {{2, 3, 5, 20}, 2, row, false, false, 0, 0, In::kSliced, false, false, 0.3},
            {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true, true, 0.3},
+           {{2, 3, 5, 12}, 3, row, false, false, 0, 0, In::kTransposed, false, false, 0, true},
+           {{3, 5, 4, 8}, 2, column, true, true, 0.2, 0.4, In::kExpanded, false, false, 0, true},
+           {{2, 3, 1, 6}, 3, row, false, false, 0.2, 0, In::kSliced, true, true, 0.3, true},
        }) {
     problems.push_back(pass_problem(draw, c));
   }
-  for (const bool all : {false, true}) problems.push_back(layer_problem(draw, all));
+  problems.push_back(layer_problem(draw, false, false));
+  for (const bool tables : {false, true}) problems.push_back(layer_problem(draw, true, tables));
+  problems.push_back(convolved_problem(draw, 3, 5, false));
+  problems.push_back(convolved_problem(draw, 1, 2, true));
   problems.push_back(classifier_problem(draw, Stem::kPatch));
   problems.push_back(classifier_problem(draw, Stem::kConv));
   return problems;

@@ -48,6 +48,8 @@ RandomState fixed_state(Draw& draw);
 
 // Weights under which the branch is as large as the residual and every option matters.
 PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t heads, std::int64_t bias_length);
+// Tables of position-sensitive attention, as large as queries, keys and values; `offsets` is 2L-1.
+RelativeTables random_tables(Draw& draw, std::int64_t offsets, std::int64_t head_dim);
 
 std::vector<GradcheckProblem> gradcheck_problems(Draw& draw);
 

@@ -117,6 +117,7 @@ std::string sizes_of(const Shape& s) {
 struct Parts {
   bool bias = true, rotary = false, layer_scale = false;
   double projection_dropout = 0;
+  bool tables = false, convolution = false;  // of a pass; of an MLP
 };
 
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
@@ -135,10 +136,12 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       PassOptions o = options;
       if (table.defined()) o.rotary = table.to(accumulate_type(x.scalar_type()));
-      return pass(x,
-                  PassParameters{q[0], q[1], q[2], q[3], q[4], parts.bias ? q[5] : at::Tensor(),
-                                 parts.layer_scale ? q.back() : at::Tensor()},
-                  o);
+      PassParameters given{q[0], q[1], q[2], q[3], q[4], {}, {}};
+      std::size_t next = 5;
+      if (parts.bias) given.bias = q[next++];
+      if (parts.layer_scale) given.layer_scale = q[next++];
+      if (parts.tables) given.relative = {q[next], q[next + 1], q[next + 2]};
+      return pass(x, given, o);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", p.norm_weight},
@@ -148,16 +151,23 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
                                                                 {"out_bias", p.out_bias}};
   if (parts.bias) parameters.emplace_back("bias", p.bias);
   if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
-  check_layer_in(draw,
-                 {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
-                      " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
-                      (parts.layer_scale ? ", layer scale" : "") +
-                      (parts.projection_dropout > 0 ? ", projection dropout" : ""),
-                  with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
-                 n, shrink, report);
+  if (parts.tables) {
+    const RelativeTables r = random_tables(draw, 2 * length - 1, s.dim / s.heads);
+    for (const auto& [name, t] : {std::pair("r_q", r.q), std::pair("r_k", r.k), std::pair("r_v", r.v)}) {
+      parameters.emplace_back(name, t);
+    }
+  }
+  check_layer_in(
+      draw,
+      {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
+           " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
+           (parts.layer_scale ? ", layer scale" : "") + (parts.projection_dropout > 0 ? ", projection dropout" : "") +
+           (parts.tables ? ", position-sensitive" : ""),
+       with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
+      n, shrink, report);
 }
 
-// The MLP of `ratio` times D hidden channels; with `depth` the branch of every second sample is dropped.
+// The MLP of `hidden` channels, convolved or not; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
                   const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
@@ -168,11 +178,18 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
   }
   options.dropout = parts.projection_dropout;
   if (parts.projection_dropout > 0) options.random = fixed_state(draw);
-  const auto with = [options](Backend backend) {
+  const auto with = [options, parts](Backend backend) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
       o.backend = backend;
-      return mlp(x, {q[0], q[1], q[2], q[3], q[4], q[5], q.size() > 6 ? q[6] : at::Tensor()}, o);
+      MlpParameters given{q[0], q[1], q[2], q[3], q[4], q[5], {}};
+      std::size_t next = 6;
+      if (parts.layer_scale) given.layer_scale = q[next++];
+      if (parts.convolution) {
+        given.conv_weight = q[next];
+        given.conv_bias = q[next + 1];
+      }
+      return mlp(x, given, o);
     };
   };
   std::vector<std::pair<const char*, at::Tensor>> parameters = {{"norm_weight", draw.normal({s.dim}, 0.2, 1)},
@@ -182,12 +199,17 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
                                                                 {"down_weight", draw.normal({s.dim, hidden}, down)},
                                                                 {"down_bias", draw.normal({s.dim}, 0.2)}};
   if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
-  check_layer_in(draw,
-                 {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
-                      (parts.layer_scale ? ", layer scale" : "") +
-                      (parts.projection_dropout > 0 ? ", projection dropout" : ""),
-                  with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
-                 n, shrink, report);
+  if (parts.convolution) {
+    parameters.emplace_back("conv_weight", draw.normal({hidden, 1, 3, 3}, 0.3));
+    parameters.emplace_back("conv_bias", draw.normal({hidden}, 0.2));
+  }
+  check_layer_in(
+      draw,
+      {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
+           (parts.layer_scale ? ", layer scale" : "") + (parts.projection_dropout > 0 ? ", projection dropout" : "") +
+           (parts.convolution ? ", convolution" : ""),
+       with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
+      n, shrink, report);
 }
 
 }  // namespace
@@ -202,7 +224,7 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  const Parts parts{c.relative_bias, c.rotary, c.layer_scale, c.projection_dropout};
+  const Parts parts{c.relative_bias, c.rotary, c.layer_scale, c.projection_dropout, c.position_sensitive, c.mlp_conv};
   for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
   check_mlp_in(draw, s, c.hidden, false, n, false, report, parts);
   return results;
@@ -223,6 +245,8 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
     check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1});
+    check_pass_in(draw, shapes[0], Axis::kRow, n, false, report, {true, false, false, 0, true});
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1, true});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }
@@ -239,6 +263,8 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const double dropout : {0.0, 0.1}) {
       check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, true, dropout});
     }
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, false, 0, false, true});
+    check_mlp_in(draw, mlps[1].first, mlps[1].second, true, n, false, report, {false, false, true, 0.1, false, true});
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

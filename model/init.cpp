@@ -20,12 +20,24 @@ torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias) {
   return linear;
 }
 
+namespace {
+
+torch::nn::Conv2d initialised(const torch::nn::Conv2dOptions& options) {
+  torch::nn::Conv2d conv(options);
+  torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
+  if (options.bias()) torch::nn::init::zeros_(conv->bias);
+  return conv;
+}
+
+}  // namespace
+
 torch::nn::Conv2d make_conv(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
                             std::int64_t padding, bool bias) {
-  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(padding).bias(bias));
-  torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
-  if (bias) torch::nn::init::zeros_(conv->bias);
-  return conv;
+  return initialised(torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(padding).bias(bias));
+}
+
+torch::nn::Conv2d make_depthwise(std::int64_t channels) {
+  return initialised(torch::nn::Conv2dOptions(channels, channels, 3).padding(1).groups(channels));
 }
 
 }  // namespace axial

@@ -17,4 +17,8 @@ torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias);
 torch::nn::Conv2d make_conv(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
                             std::int64_t padding, bool bias);
 
+// A 3x3 convolution of each channel by itself, of stride 1 and padding 1, with weight [channels, 1, 3, 3] of the same
+// initialisation and a zero bias.
+torch::nn::Conv2d make_depthwise(std::int64_t channels);
+
 }  // namespace axial

@@ -9,6 +9,7 @@
 #include "model/dropout.h"
 #include "model/launch.h"
 #include "model/composed.h"
+#include "model/mlp_conv.h"
 
 namespace axial {
 namespace {
@@ -254,6 +255,10 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
   check("up_bias", p.up_bias, {hidden});
   check("down_weight", p.down_weight, {dim, hidden});
   check("down_bias", p.down_bias, {dim});
+  if (p.conv_weight.defined() || p.conv_bias.defined()) {
+    check("conv_weight", p.conv_weight, {hidden, 1, 3, 3});
+    check("conv_bias", p.conv_bias, {hidden});
+  }
   if (p.layer_scale.defined()) check("layer_scale", p.layer_scale, {dim});
   if (options.sample_scale.defined()) {
     check("sample_scale", options.sample_scale, {x.size(0)});
@@ -263,6 +268,7 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
   const at::Tensor& rng = options.random.rng;
   TORCH_CHECK(!rng.defined() || rng.device() == x.device(), "mlp: the random state is on ", rng.device(), ", x on ",
               x.device());
+  if (p.conv_weight.defined()) return convolved_mlp(x, p, options);
   if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();
   for (const at::Tensor* t :

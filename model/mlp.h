@@ -1,4 +1,5 @@
-// The MLP sub-block of a block: y = x + s_b lambda o drop(gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down).
+// The MLP sub-block of a block: y = x + s_b lambda o drop(gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down), and
+// with a depthwise convolution of the hidden channels before the GELU (model/mlp_conv.h).
 #pragma once
 
 #include <string>
@@ -15,6 +16,7 @@ struct MlpParameters {
   at::Tensor up_weight, up_bias;      // [hidden, D], [hidden]
   at::Tensor down_weight, down_bias;  // [D, hidden], [D]
   at::Tensor layer_scale = {};        // lambda [D]; undefined: 1
+  at::Tensor conv_weight = {}, conv_bias = {};  // [hidden, 1, 3, 3], [hidden]; undefined: no convolution
 };
 
 struct MlpOptions {

@@ -22,7 +22,10 @@ struct AxialAttentionOptions {
   double dropout = 0;          // on the attention probabilities, [0, 1); granularity 1/256
   bool relative_bias = false;  // learned 1-D relative position bias per head and axis:
                                // row_bias[h, 2W-1], col_bias[h, 2H-1], added to the scores
-  std::int64_t height = 0;     // H, W: needed (> 0) only with relative_bias, which fixes the size
+  // Position-sensitive attention (model/position_sensitive.h): learned tables row_relative_{q,k,v}[2W-1, d] and
+  // col_relative_{q,k,v}[2H-1, d] beside queries, keys and values
+  bool position_sensitive = false;
+  std::int64_t height = 0;  // H, W: needed (> 0) only with relative_bias or position_sensitive, which fix the size
   std::int64_t width = 0;
   bool rotary = false;            // rotary position embedding of q and k along each axis (model/rotary.h);
                                   // d must be even; no parameters, any H and W
@@ -39,7 +42,8 @@ struct AxialAttentionOptions {
 
 struct AxialBlockOptions {
   AxialAttentionOptions attention;
-  double mlp_ratio = 2;  // hidden width of the MLP as a multiple of dim
+  double mlp_ratio = 2;   // hidden width of the MLP as a multiple of dim
+  bool mlp_conv = false;  // the MLP's hidden channels are convolved 3x3, each by itself, before the GELU
 };
 
 enum class Stem { kPatch, kConv };
@@ -70,8 +74,10 @@ struct AxialClassifierOptions {
   std::vector<std::int64_t> depth = {1};
 
   double mlp_ratio = 2;
+  bool mlp_conv = false;
   bool position = true;  // learned row_pos[H, 1, D] + col_pos[1, W, D] added after the stem
   bool relative_bias = false;
+  bool position_sensitive = false;
   bool rotary = false;  // rotary position embedding of q and k
   double rotary_base = 100;
   double layer_scale = 0;  // initial value of the learned factors of all branches; 0: none

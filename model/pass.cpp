@@ -10,6 +10,7 @@
 #include "model/fused_pass.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
+#include "model/position_sensitive.h"
 #include "model/rotary.h"
 
 namespace axial {
@@ -205,6 +206,7 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
   if (p.layer_scale.defined()) check("layer_scale", p.layer_scale, {dim});
   const std::int64_t length = x.size(options.axis == Axis::kRow ? 2 : 1);
   if (p.bias.defined()) check("bias", p.bias, {heads, std::max<std::int64_t>(2 * length - 1, 0)});
+  if (p.relative.defined()) check_tables(p.relative, length, dim / heads, x.device());
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "axial pass: dropout must be in [0, 1), is ",
               options.dropout);
   TORCH_CHECK(options.projection_dropout >= 0 && options.projection_dropout < 1,
@@ -271,6 +273,7 @@ void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions
 
 at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
   check_pass(x, p, options);
+  if (p.relative.defined()) return position_sensitive_pass(x, p, options);
   const bool save = needs_gradients(x, p);
   if (fused_pass_serves(x, unscaled(p), options, save)) return fused_pass(x, fold_layer_scale(p), options, save);
   const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
@@ -281,6 +284,7 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
 at::Tensor axial_pass_forward(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
   check_pass(x, p, options);
   const at::NoGradGuard no_grad;
+  if (p.relative.defined()) return position_sensitive_pass(x, p, options);
   const c10::OptionalDeviceGuard guard(x.device());
   if (fused_pass_serves(x, p, options, false)) return fused_pass_forward(x, p, options);
   return composed_output(composed_core(x, p, options, false), p, options);
@@ -292,6 +296,7 @@ PassGradients axial_pass_backward(const at::Tensor& dy, const at::Tensor& x, con
   TORCH_CHECK(dy.sizes() == x.sizes() && dy.scalar_type() == x.scalar_type() && dy.device() == x.device(),
               "axial pass: dy must be like x, ", x.sizes(), " ", x.scalar_type(), " on ", x.device(), ", is ",
               dy.sizes(), " ", dy.scalar_type(), " on ", dy.device());
+  TORCH_CHECK(!p.relative.defined(), "axial pass: position-sensitive attention has its backward in autograd alone");
   const at::NoGradGuard no_grad;
   const c10::OptionalDeviceGuard guard(x.device());
   if (fused_pass_serves(x, p, options, true)) return fused_pass_backward(dy, x, p, options, wanted);

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "model/core.h"
 #include "model/options.h"
 #include "model/random.h"
 
@@ -22,6 +23,7 @@ struct PassParameters {
   at::Tensor out_bias;          // [D]
   at::Tensor bias;              // [h, 2L-1], relative position bias; undefined: none
   at::Tensor layer_scale = {};  // lambda [D]; undefined: 1
+  RelativeTables relative = {};  // [2L-1, d] each: position-sensitive attention; undefined: none
 };
 
 struct PassOptions {

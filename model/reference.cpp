@@ -6,6 +6,7 @@
 
 #include "model/bridge.h"
 #include "model/dropout.h"
+#include "model/position_sensitive.h"
 
 namespace axial {
 namespace {
@@ -18,11 +19,17 @@ at::Tensor to_lines(const at::Tensor& t, Axis axis) {
 }  // namespace
 
 at::Tensor reference_attention_probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& bias,
-                                             const CoreOptions& options) {
+                                             const CoreOptions& options, const RelativeTables& tables) {
   const std::int64_t heads = q.size(3), length = options.axis == Axis::kRow ? q.size(2) : q.size(1);
   const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(4)));
 
   at::Tensor scores = at::matmul(to_lines(q, options.axis), to_lines(k, options.axis).transpose(-1, -2)) * scale;
+  if (tables.defined()) {
+    const auto term = [&](const char* equation, const at::Tensor& t, const at::Tensor& table) {
+      return at::einsum(equation, {to_lines(t, options.axis), by_offset(table.to(t.scalar_type()))}) * scale;
+    };
+    scores = scores + term("bnhid,ijd->bnhij", q, tables.q) + term("bnhjd,ijd->bnhij", k, tables.k);
+  }
   if (bias.defined()) {  // scores[..., h, i, j] += bias[h, i - j + L - 1]
     const at::Tensor token = at::arange(length, at::dtype(at::kLong).device(q.device()));
     const at::Tensor index = (token.unsqueeze(1) - token + (length - 1)).flatten();  // [L * L]
@@ -36,17 +43,19 @@ at::Tensor reference_attention_probabilities(const at::Tensor& q, const at::Tens
 }
 
 at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                    const at::Tensor& bias, const CoreOptions& options) {
+                                    const at::Tensor& bias, const CoreOptions& options,
+                                    const RelativeTables& tables) {
   const kernels::Lines lines = lines_of(q.size(0), q.size(1), q.size(2), options.axis);
   const std::int64_t heads = q.size(3), length = lines.length;
-  at::Tensor p = reference_attention_probabilities(q, k, bias, options);  // [B, N, h, L, L]
+  at::Tensor p = reference_attention_probabilities(q, k, bias, options, tables);  // [B, N, h, L, L]
   if (draws(options.dropout, options.random)) {
     const at::Tensor keep =
         dropout_mask(lines, heads, options.dropout, options.random, options.stream, lines_per_sample(lines));
     p = p * keep.view({q.size(0), lines.outer[1], heads, length, length}) *
         kernels::dropout_rate(options.dropout).scale;
   }
-  const at::Tensor o = at::matmul(p, to_lines(v, options.axis));  // [B, N, h, L, d]
+  at::Tensor o = at::matmul(p, to_lines(v, options.axis));  // [B, N, h, L, d]
+  if (tables.defined()) o = o + at::einsum("bnhij,ijd->bnhid", {p, by_offset(tables.v.to(v.scalar_type()))});
   return options.axis == Axis::kRow ? o.permute({0, 1, 3, 2, 4}) : o.permute({0, 3, 1, 2, 4});
 }
 
@@ -90,19 +99,21 @@ at::Tensor reference_pass_probabilities(const at::Tensor& x, const PassParameter
   const Projected in = project(x, parameters, options);
   CoreOptions core;
   core.axis = options.axis;
-  return reference_attention_probabilities(in.q, in.k, parameters.bias, core);
+  return reference_attention_probabilities(in.q, in.k, parameters.bias, core, parameters.relative);
 }
 
-at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
-  check_pass(x, parameters, options);
-  const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
-  const Projected in = project(x, parameters, options);
+CoreOptions reference_core_options(const PassOptions& options) {
   CoreOptions core;
   core.axis = options.axis;
   core.dropout = options.dropout;
   core.stream = options.stream;
   core.random = options.random;
-  const at::Tensor o = reference_attention_core(in.q, in.k, in.v, parameters.bias, core);
+  return core;
+}
+
+at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const PassParameters& parameters,
+                              const PassOptions& options) {
+  const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
   at::Tensor u = at::linear(o.flatten(3), cast(parameters.out_weight), cast(parameters.out_bias));  // [B, H, W, D]
   const auto sums = accumulate_type(x.scalar_type());
   if (parameters.layer_scale.defined()) u = u * parameters.layer_scale.to(sums);
@@ -112,6 +123,14 @@ at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters,
   if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
   u = u.to(x.scalar_type());
   return x + u;
+}
+
+at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
+  check_pass(x, parameters, options);
+  const Projected in = project(x, parameters, options);
+  const at::Tensor o = reference_attention_core(in.q, in.k, in.v, parameters.bias, reference_core_options(options),
+                                                parameters.relative);
+  return reference_residual(x, o, parameters, options);
 }
 
 }  // namespace axial

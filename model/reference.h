@@ -11,7 +11,8 @@ namespace axial {
 at::Tensor reference_attention_probabilities(const at::Tensor& q,     // [B, H, W, h, d], any strides
                                              const at::Tensor& k,     // [B, H, W, h, d]
                                              const at::Tensor& bias,  // [h, 2L-1] or undefined
-                                             const CoreOptions& options);
+                                             const CoreOptions& options,
+                                             const RelativeTables& tables = {});  // [2L-1, d] each, or undefined
 
 // Those of a whole pass, from its input x[B, H, W, D].
 at::Tensor reference_pass_probabilities(const at::Tensor& x, const PassParameters& parameters,
@@ -22,10 +23,15 @@ at::Tensor reference_attention_core(const at::Tensor& q,     // [B, H, W, h, d],
                                     const at::Tensor& k,     // [B, H, W, h, d]
                                     const at::Tensor& v,     // [B, H, W, h, d]
                                     const at::Tensor& bias,  // [h, 2L-1] or undefined
-                                    const CoreOptions& options);
+                                    const CoreOptions& options, const RelativeTables& tables = {});
 
 // Same contract as axial_pass (model/pass.h), any order of derivatives.
 at::Tensor reference_pass(const at::Tensor& x,  // [B, H, W, D]
                           const PassParameters& parameters, const PassOptions& options);
+
+// Of its parts: the core's options; what a pass makes of x and the core's o[B, H, W, h, d].
+CoreOptions reference_core_options(const PassOptions& options);
+at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const PassParameters& parameters,
+                              const PassOptions& options);
 
 }  // namespace axial

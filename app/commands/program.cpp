@@ -211,7 +211,7 @@ CLI::App* add_info(CLI::App& program, InfoArguments& a) {
       ->add_option("checkpoint", a.checkpoint, "a checkpoint, a run's folder (its best), or a file of axial export")
       ->option_text(" ")
       ->check(check_not_empty);
-  command->add_option("--kernel", a.kernel, "which code a layer of this shape runs on")
+  command->add_option("--kernel", a.kernel, "which code a plain layer of this shape runs on")
       ->option_text("B H W D HEADS DTYPE")
       ->expected(6);
   command->footer("Examples:\n  axial info\n  axial info runs/try\n  axial info --kernel 512 32 32 64 4 bfloat16");

@@ -18,8 +18,9 @@ struct ModelConfig {
   std::string stem_activation;  // relu, gelu, none
   std::vector<std::int64_t> dim, heads, depth;
   double mlp_ratio;
+  bool mlp_conv;
   bool position;
-  bool relative_bias, rotary;
+  bool relative_bias, position_sensitive, rotary;
   double rotary_base, layer_scale;
   std::string first_axis;  // width, height
   double attention_dropout, projection_dropout, drop_path, head_dropout;

@@ -68,11 +68,17 @@ std::vector<Key> make_schema() {
       "axial blocks of each stage", "depths layers num_layers blocks");
   add("model.mlp_ratio", FIELD(model.mlp_ratio), "2", above(0, 64), "",
       "hidden width of the MLP as a multiple of dim");
+  add("model.mlp_conv", FIELD(model.mlp_conv), "false", any(), "",
+      "3x3 convolution of each hidden channel of the MLP by itself, added to it before the GELU; the MLP then runs on "
+      "library operators", "locally_enhanced dwconv conv_mlp");
   add("model.position", FIELD(model.position), "true", any(), "",
       "learned row and column position embeddings after the stem", "pos_embed");
   add("model.relative_bias", FIELD(model.relative_bias), "false", any(), "",
       "learned relative position bias per head and axis, added to the scores; a GPU then trains on slower kernels",
       "rel_pos");
+  add("model.position_sensitive", FIELD(model.position_sensitive), "false", any(), "",
+      "position-sensitive attention: learned relative positions of each axis beside queries, keys and values; runs on "
+      "library operators and keeps the attention probabilities in memory", "axial_deeplab");
   add("model.rotary", FIELD(model.rotary), "false", any(), "",
       "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
       "a GPU then runs on slower kernels", "rope use_rope rotary_emb rotary_embedding");

@@ -240,8 +240,10 @@ AxialClassifierOptions classifier_options(const Config& config, const ImageSpec&
   o.heads = m.heads;
   o.depth = m.depth;
   o.mlp_ratio = m.mlp_ratio;
+  o.mlp_conv = m.mlp_conv;
   o.position = m.position;
   o.relative_bias = m.relative_bias;
+  o.position_sensitive = m.position_sensitive;
   o.rotary = m.rotary;
   o.rotary_base = m.rotary_base;
   o.layer_scale = m.layer_scale;

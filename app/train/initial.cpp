@@ -42,6 +42,9 @@ at::Tensor interpolated(const std::string& name, const at::Tensor& table, const 
   if (name == "row_pos") return stretched(table, like, 0, false);
   if (name == "col_pos") return stretched(table, like, 1, false);
   if (ends_with(name, ".row_bias") || ends_with(name, ".col_bias")) return stretched(table, like, 1, true);
+  for (const char* tail : {"_relative_q", "_relative_k", "_relative_v"}) {
+    if (ends_with(name, tail)) return stretched(table, like, 0, true);
+  }
   return {};
 }
 

@@ -12,7 +12,8 @@ namespace axial::app {
 // that
 //   head.*                starts anew where the classes differ;
 //   row_pos, col_pos      are interpolated to another number of tokens (linearly, tokens standing at their middles);
-//   *.row_bias, *.col_bias (relative positions, 2L-1) likewise, ends on ends, so that no offset stays no offset.
+//   *.row_bias, *.col_bias, *.row_relative_q and its kin (relative positions, 2L-1) likewise, ends on ends, so that no
+//                         offset stays no offset.
 // Names of one side alone are skipped. Everything is checked before anything changes. Returns what was done, in one
 // line. Throws CheckpointError.
 std::string load_initial(const std::filesystem::path& from, const ImageSpec& spec, const NamedTensors& model);

@@ -19,7 +19,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // Which rule a parameter falls under.
 //   Muon (Jordan et al. 2024): the weight matrices of the blocks (two-dimensional "...weight" under
 //   "blocks"); row_qkv and col_qkv [3D, D] are taken as three matrices. Everything else goes to AdamW.
-//   Weight decay: weights of two or more dimensions; not norms, biases, positions, relative biases.
+//   Weight decay: weights of two or more dimensions; not norms, biases, positions, relative biases and tables.
 bool is_muon_parameter(const std::string& name, const at::Tensor& parameter);
 bool is_decayed_parameter(const std::string& name, const at::Tensor& parameter);
 

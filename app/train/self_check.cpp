@@ -30,6 +30,8 @@ std::vector<BlockCase> self_check_cases(const Config& config, std::pair<std::int
     c.heads = config.model.heads[stage];
     c.hidden = std::llround(config.model.mlp_ratio * static_cast<double>(c.dim));
     c.relative_bias = config.model.relative_bias;
+    c.position_sensitive = config.model.position_sensitive;
+    c.mlp_conv = config.model.mlp_conv;
     c.rotary = config.model.rotary;
     c.layer_scale = config.model.layer_scale > 0;
     c.projection_dropout = config.model.projection_dropout;

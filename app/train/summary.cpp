@@ -40,7 +40,10 @@ double block_operations(const AxialClassifierOptions& o, const ModelPart& part) 
   const double hidden = std::round(o.mlp_ratio * d);
   const double passes = 2 * (2 * tokens * d * 3 * d + 2 * tokens * d * d) +
                         4 * tokens * d * static_cast<double>(part.rows + part.columns);
-  return passes + 4 * tokens * d * hidden;
+  // Three relative terms, each a product like that with the keys.
+  const double relative = o.position_sensitive ? 6 * tokens * d * static_cast<double>(part.rows + part.columns) : 0;
+  const double convolution = o.mlp_conv ? 2 * 9 * tokens * hidden : 0;
+  return passes + relative + 4 * tokens * d * hidden + convolution;
 }
 
 std::size_t part_of(const std::string& name, const std::vector<std::int64_t>& depth) {

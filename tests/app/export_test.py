@@ -53,9 +53,10 @@ def read_safetensors(path):
 
 
 class Attention(nn.Module):
-    """Rows, then columns, of x[B, H, W, D]: y = x + scale * (W_out softmax(q k^T / sqrt(d) + bias) v + b_out)."""
+    """Rows, then columns, of x[B, H, W, D]: y = x + scale * (W_out softmax(q k^T / sqrt(d) + bias) v + b_out); where
+    position-sensitive, queries, keys and values have tables of relative positions beside them (Wang et al. 2020)."""
 
-    def __init__(self, dim, heads, height, width, rotary_base=None, layer_scale=False):
+    def __init__(self, dim, heads, height, width, rotary_base=None, layer_scale=False, position_sensitive=False):
         super().__init__()
         self.heads, self.rotary_base = heads, rotary_base
         for name, length in ("row", width), ("col", height):
@@ -64,6 +65,9 @@ class Attention(nn.Module):
             setattr(self, f"{name}_out", nn.Linear(dim, dim))
             setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(heads, 2 * length - 1)))
             self.register_parameter(f"{name}_scale", nn.Parameter(torch.zeros(dim)) if layer_scale else None)
+            for what in "qkv":
+                table = nn.Parameter(torch.zeros(2 * length - 1, dim // heads)) if position_sensitive else None
+                self.register_parameter(f"{name}_relative_{what}", table)
 
     def turned(self, t):  # q or k [N, h, L, d]: rotary position embedding (model.rotary)
         if self.rotary_base is None:
@@ -80,9 +84,17 @@ class Attention(nn.Module):
         q, k, v = qkv(norm(x)).view(lines, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q, k = self.turned(q), self.turned(k)
         token = torch.arange(length)
-        relative = bias[:, token[:, None] - token[None, :] + length - 1]
-        p = (q @ k.transpose(-1, -2) * (dim // self.heads) ** -0.5 + relative).softmax(-1)
-        branch = out((p @ v).transpose(1, 2).reshape(lines, length, dim))
+        offset = token[:, None] - token[None, :] + length - 1
+        table_q, table_k, table_v = (getattr(self, f"{name}_relative_{what}") for what in "qkv")
+        scores = q @ k.transpose(-1, -2)
+        if table_q is not None:
+            scores = scores + torch.einsum("nhid,ijd->nhij", q, table_q[offset])
+            scores = scores + torch.einsum("nhjd,ijd->nhij", k, table_k[offset])
+        p = (scores * (dim // self.heads) ** -0.5 + bias[:, offset]).softmax(-1)
+        o = p @ v
+        if table_v is not None:
+            o = o + torch.einsum("nhij,ijd->nhid", p, table_v[offset])
+        branch = out(o.transpose(1, 2).reshape(lines, length, dim))
         return x + (branch if scale is None else scale * branch)
 
     def forward(self, x):
@@ -92,15 +104,19 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim, heads, hidden, height, width, rotary_base=None, layer_scale=False):
+    def __init__(self, dim, heads, hidden, height, width, mlp_conv=False, layer_scale=False, **attention):
         super().__init__()
-        self.attention = Attention(dim, heads, height, width, rotary_base, layer_scale)
+        self.attention = Attention(dim, heads, height, width, layer_scale=layer_scale, **attention)
         self.mlp_scale = nn.Parameter(torch.zeros(dim)) if layer_scale else None
         self.mlp_norm, self.mlp_up, self.mlp_down = nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.mlp_conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if mlp_conv else None
 
     def forward(self, x):
         x = self.attention(x)
-        branch = self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x))))
+        u = self.mlp_up(self.mlp_norm(x))
+        if self.mlp_conv is not None:
+            u = u + self.mlp_conv(u.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        branch = self.mlp_down(F.gelu(u))
         return x + (branch if self.mlp_scale is None else self.mlp_scale * branch)
 
 
@@ -121,8 +137,7 @@ class Merge(nn.Module):
 class Classifier(nn.Module):
     """Of a convolution with batch normalisation as the stem (model.stem=conv, no stem_channels)."""
 
-    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2, rotary_base=None,
-                 layer_scale=False):
+    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2, **block):
         super().__init__()
         self.stem = nn.Module()
         self.stem.conv0 = nn.Conv2d(channels, dim[0], 3, stride, 1, bias=False)
@@ -136,8 +151,7 @@ class Classifier(nn.Module):
                 self.merges.append(Merge(dim[stage - 1], width_of))
                 height, width = (height + 1) // 2, (width + 1) // 2
             for _ in range(blocks):
-                self.blocks.append(Block(width_of, heads_of, int(mlp_ratio * width_of), height, width, rotary_base,
-                                         layer_scale))
+                self.blocks.append(Block(width_of, heads_of, int(mlp_ratio * width_of), height, width, **block))
         self.norm, self.head = nn.LayerNorm(dim[-1]), nn.Linear(dim[-1], classes)
 
     def forward(self, images):
@@ -173,7 +187,9 @@ def run(*command):
 program, configuration = os.path.abspath(arguments.program), os.path.abspath(arguments.configuration)
 for overrides, parts in (([], {}),
                          (["model.rotary=true", "model.rotary_base=50", "model.layer_scale=0.5"],
-                          dict(rotary_base=50.0, layer_scale=True))):
+                          dict(rotary_base=50.0, layer_scale=True)),
+                         (["model.position_sensitive=true", "model.mlp_conv=true"],
+                          dict(position_sensitive=True, mlp_conv=True))):
     with tempfile.TemporaryDirectory() as folder:
         run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu",
             "data.synthetic_train=256", "data.synthetic_test=64", *overrides)

@@ -90,6 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1", "optim.name=muon",
                                              "optim.layer_decay=0.8"},
                     std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
+                    std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true",
+                                             "optim.name=muon", "optim.layer_decay=0.7"},
                     std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
                     std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
                     std::vector<std::string>{"train.device=cuda"}));
@@ -136,6 +138,8 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"data.drop_last=false", "model.head_dropout=0.1"},
                     // a width and a type that have fused kernels
                     std::vector<std::string>{"model.dim=[64,64]", "model.heads=[4,4]", "model.relative_bias=false",
+                                             "train.precision=bfloat16"},
+                    std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true",
                                              "train.precision=bfloat16"},
                     std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1", "train.precision=bfloat16"},
                     std::vector<std::string>{"model.backend=reference", "train.precision=bfloat16"}));

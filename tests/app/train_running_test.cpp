@@ -201,15 +201,17 @@ TEST_F(Running, AnotherRunsWeightsAreTakenByName) {
 }
 
 TEST_F(Running, TablesAreInterpolatedWhereTheyMeanTheSame) {
-  ASSERT_EQ(run(small("first", {"train.epochs=1", "train.ema_decay=0"})).code, 0);
+  ASSERT_EQ(run(small("first", {"train.epochs=1", "train.ema_decay=0", "model.position_sensitive=true"})).code, 0);
   app::SafetensorsFile file = app::read_safetensors(folder_ / "first" / "checkpoints" / "best.safetensors");
   // 10 x 8 tokens. A ramp over the picture's height, and a bias that is the relative offset in picture heights.
   at::Tensor& rows = file.tensors.at("model.row_pos");
   rows = ((at::arange(10, at::kFloat) + 0.5) / 10).view({10, 1, 1}).expand({10, 1, 16}).contiguous();
   at::Tensor& bias = file.tensors.at("model.blocks.0.attention.col_bias");
   bias = (at::arange(-9, 10, at::kFloat) / 9).view({1, 19}).expand({2, 19}).contiguous();
+  at::Tensor& keys = file.tensors.at("model.blocks.0.attention.col_relative_k");
+  keys = (at::arange(-9, 10, at::kFloat) / 9).view({19, 1}).expand(keys.sizes()).contiguous();
   app::write_safetensors(folder_ / "ramp.safetensors", file);
-  ASSERT_EQ(run(small("larger", {"train.epochs=1", "optim.lr=0", "train.ema_decay=0",
+  ASSERT_EQ(run(small("larger", {"train.epochs=1", "optim.lr=0", "train.ema_decay=0", "model.position_sensitive=true",
                                  "train.init_from=ramp.safetensors", "data.synthetic_height=40"}))
                 .code,
             0);
@@ -221,6 +223,9 @@ TEST_F(Running, TablesAreInterpolatedWhereTheyMeanTheSame) {
   const at::Tensor offsets = larger.tensors.at("model.blocks.0.attention.col_bias")[1];
   EXPECT_TRUE(at::allclose(offsets, at::arange(-19, 20, at::kFloat) / 19, 0, 1e-6)) << offsets;
   EXPECT_NEAR(offsets[19].item<float>(), 0, 1e-7) << "no offset stays no offset";
+  const at::Tensor by_key = larger.tensors.at("model.blocks.0.attention.col_relative_k");
+  EXPECT_EQ(by_key.sizes(), at::IntArrayRef({39, 8}));
+  EXPECT_TRUE(at::allclose(by_key.select(1, 3), at::arange(-19, 20, at::kFloat) / 19, 0, 1e-6)) << by_key;
 }
 
 TEST_F(Running, WhatIsFrozenStays) {

@@ -46,13 +46,17 @@ TEST_P(Decay, TakesMatricesAlone) {
                                         {"blocks.0.attention.row_norm.weight", parameter({4})},
                                         {"blocks.0.mlp_up.bias", parameter({8})},
                                         {"row_pos", parameter({5, 1, 4})},
+                                        {"blocks.0.mlp_conv.weight", parameter({8, 1, 3, 3})},
+                                        {"blocks.0.mlp_conv.bias", parameter({8})},
+                                        {"blocks.0.attention.row_relative_k", parameter({9, 2})},
                                         {"blocks.0.attention.row_bias", parameter({2, 9})},
                                         {"blocks.0.attention.row_scale", parameter({4})},
                                         {"blocks.0.mlp_scale", parameter({4})}};
   app::Optimizer optimizer(rule(GetParam()), parameters);
   optimizer.step({one(), {}, {}});
   for (const auto& [name, p] : parameters) {
-    const bool decays = name == "stem.conv0.weight" || name == "blocks.0.mlp_up.weight" || name == "head.weight";
+    const bool decays = name == "stem.conv0.weight" || name == "blocks.0.mlp_up.weight" || name == "head.weight" ||
+                        name == "blocks.0.mlp_conv.weight";
     EXPECT_TRUE(at::allclose(p, at::full_like(p, decays ? 2 * (1 - 0.1 * 0.5) : 2.0))) << name;
   }
 }

@@ -92,4 +92,31 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// Every element of the gradients of f, weighted at random, against differences of fourth order. f and the leaves are
+// float64; f looks at the leaves anew in each call. Largest error of kFiniteDifferenceTolerance's kind.
+template <class F>
+void expect_finite_differences(F f, const std::vector<at::Tensor>& leaves) {
+  const at::Tensor y = f(), g = torch::randn_like(y);
+  const std::vector<at::Tensor> gradients = torch::autograd::grad({y}, leaves, {g});
+  const torch::NoGradGuard no_grad;
+  constexpr double kStep = 3e-4;
+  for (std::size_t n = 0; n < leaves.size(); ++n) {
+    at::Tensor values = leaves[n].detach().view({-1});
+    const at::Tensor exact = gradients[n].contiguous().view({-1}).to(at::kCPU);
+    for (std::int64_t i = 0; i < values.numel(); ++i) {
+      at::Tensor x = values[i];
+      const at::Tensor before = x.clone();
+      const auto at_step = [&](double step) {
+        x.copy_(before + step);
+        return (f() * g).sum().template item<double>();
+      };
+      const double near = at_step(kStep) - at_step(-kStep), far = at_step(2 * kStep) - at_step(-2 * kStep);
+      x.copy_(before);
+      const double expected = exact[i].template item<double>();
+      EXPECT_NEAR((8 * near - far) / (12 * kStep), expected, kFiniteDifferenceTolerance * (1 + std::abs(expected)))
+          << "leaf " << n << " element " << i;
+    }
+  }
+}
+
 }  // namespace axial::testing

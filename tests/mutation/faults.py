@@ -309,6 +309,36 @@ MODEL = [
         ),
     ),
     *faults(
+        "model/position_sensitive.cpp",
+        (
+            "relative positions are mirrored",
+            "token.unsqueeze(1) - token + (length - 1);",
+            "token - token.unsqueeze(1) + (length - 1);",
+            "model_tests:*PositionSensitive*",
+        ),
+        (
+            "the gradient of the keys' table is transposed",
+            "sum_by_offset((token_products(ds, k) * scale).transpose(0, 1))",
+            "sum_by_offset(token_products(ds, k) * scale)",
+            "model_tests:*PositionSensitive*",
+        ),
+        (
+            "the backward forgets dropout",
+            "if (factor.defined()) ds.mul_(factor);",
+            "if (factor.defined()) ds.mul_(1);",
+            "model_tests:*PositionSensitive*",
+        ),
+    ),
+    *faults(
+        "model/mlp_conv.cpp",
+        (
+            "the shortcut goes in twice",
+            "sum.select(3, 1).select(2, 1).add_(1);",
+            "sum.select(3, 1).select(2, 1).add_(2);",
+            "model_tests:*MlpConv*",
+        ),
+    ),
+    *faults(
         "model/stem.cpp",
         (
             "merged neighbours change places",
