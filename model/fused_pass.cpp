@@ -196,7 +196,7 @@ kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height,
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
   if (x.numel() == 0) return false;
-  if (options.rotary.defined() || parameters.layer_scale.defined()) return false;
+  if (options.rotary.defined() || parameters.layer_scale.defined() || parameters.relative.defined()) return false;
   if (draws(options.projection_dropout, options.random)) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);

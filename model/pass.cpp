@@ -241,7 +241,7 @@ bool needs_gradients(const at::Tensor& x, const PassParameters& p) {
 }
 
 PassParameters unscaled(PassParameters p) {
-  p.layer_scale = {};
+  p.layer_scale = at::Tensor();
   return p;
 }
 
