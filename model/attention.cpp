@@ -19,6 +19,8 @@ void check_options(const AxialAttentionOptions& o) {
   TORCH_CHECK(o.dim / o.heads <= kernels::kMaxHeadDim, "axial attention: dim / heads is ", o.dim / o.heads,
               ", the limit is ", kernels::kMaxHeadDim);
   TORCH_CHECK(o.dropout >= 0 && o.dropout < 1, "axial attention: dropout must be in [0, 1), is ", o.dropout);
+  TORCH_CHECK(o.projection_dropout >= 0 && o.projection_dropout < 1,
+              "axial attention: projection_dropout must be in [0, 1), is ", o.projection_dropout);
   TORCH_CHECK(o.drop_path >= 0 && o.drop_path < 1, "axial attention: drop_path must be in [0, 1), is ", o.drop_path);
   TORCH_CHECK(o.layer_scale >= 0, "axial attention: layer_scale must not be negative, is ", o.layer_scale);
   TORCH_CHECK(o.eps > 0, "axial attention: eps must be positive, is ", o.eps);
@@ -72,6 +74,7 @@ PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, co
   pass.heads = options_.heads;
   pass.eps = options_.eps;
   pass.dropout = options_.dropout;
+  pass.projection_dropout = options_.projection_dropout;
   pass.stream = options_.stream + offset;
   pass.random = random;
   pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,

@@ -30,8 +30,11 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
   MlpOptions options;
   options.eps = options_.attention.eps;
   options.backend = options_.attention.backend;
-  options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, is_training() ? random : RandomState{},
-                                      options_.attention.stream + 4, accumulate_type(x.scalar_type()));  // [B]
+  options.dropout = options_.attention.projection_dropout;
+  options.stream = options_.attention.stream + 4;
+  options.random = is_training() ? random : RandomState{};
+  options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, options.random, options.stream,
+                                      accumulate_type(x.scalar_type()));  // [B]
   const torch::Tensor y = mlp(x,
                               {mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias, mlp_down_->weight,
                                mlp_down_->bias, mlp_scale_},

@@ -11,7 +11,7 @@
 namespace axial {
 
 // How many random streams a block uses, counted from options.attention.stream: two dropout masks and
-// the stochastic depth of three branches.
+// the stochastic depth of three branches. The dropout of their outputs has streams beside these (model/dropout.h).
 inline constexpr std::uint64_t kStreamsPerBlock = 5;
 
 // Parameters: attention.* (model/attention.h), mlp_norm.{weight,bias} [D], mlp_up.weight [rD, D], mlp_up.bias

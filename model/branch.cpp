@@ -12,6 +12,12 @@ at::Tensor scale_channels(const at::Tensor& t, const at::Tensor& scale) {  // t 
   return (t * scale.to(accumulate_type(t.scalar_type()))).to(t.scalar_type());
 }
 
+// s_b m o t, token by token, t [T, D]; both keep their values beside 16-bit t.
+at::Tensor scale_tokens(const at::Tensor& t, const Branch& b) {
+  if (!b.mask.defined()) return scale_samples(t, b.sample_scale);
+  return scale_samples(t * b.mask, b.sample_scale).to(t.scalar_type());
+}
+
 }  // namespace
 
 at::Tensor fold_scale(const at::Tensor& t, const at::Tensor& layer_scale, at::ScalarType type) {
@@ -43,14 +49,14 @@ at::Tensor branch_forward(const at::Tensor& h, const Branch& b, const at::Tensor
   const at::Tensor folded = folds_scale(type) ? b.layer_scale : at::Tensor();
   at::Tensor y = at::addmm(fold_scale(b.bias, folded, type), h, fold_scale(b.weight, folded, type).t());
   if (b.layer_scale.defined() && !folded.defined()) y = scale_channels(y, b.layer_scale);
-  y = scale_samples(y, b.sample_scale);
+  y = scale_tokens(y, b);
   return y.add_(x);  // the branch first: one rounding at the size of y, as the sum itself has
 }
 
 BranchGradients branch_backward(const at::Tensor& dy, const at::Tensor& h, const Branch& b,
                                 const BranchWanted& wanted) {
   const auto type = dy.scalar_type();
-  const at::Tensor du = scale_samples(dy, b.sample_scale);  // of lambda o (h W^T + b)
+  const at::Tensor du = scale_tokens(dy, b);  // of lambda o (h W^T + b)
   BranchGradients g = unfold_scale(wanted.product() ? token_product(du, h) : at::Tensor(),
                                    wanted.bias || wanted.layer_scale ? token_sum(du) : at::Tensor(), b, wanted);
   if (!wanted.h) return g;

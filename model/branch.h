@@ -1,5 +1,5 @@
-// How a composed branch ends, with its gradients: y = x + s_b lambda o (h W^T + b), h the tokens before the last
-// projection. Callers hold a device guard and record no gradients.
+// How a composed branch ends, with its gradients: y = x + s_b lambda o m o (h W^T + b), h the tokens before the last
+// projection and m the mask of its dropout. Callers hold a device guard and record no gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +7,10 @@
 namespace axial {
 
 struct Branch {
-  at::Tensor weight, bias;  // [D, M], [D], any floating type
-  at::Tensor layer_scale;   // lambda [D] (Touvron et al. 2021, "CaiT"); undefined: 1
-  at::Tensor sample_scale;  // s_b [B] of the accumulate type; undefined: 1
+  at::Tensor weight, bias;       // [D, M], [D], any floating type
+  at::Tensor layer_scale = {};   // lambda [D] (Touvron et al. 2021, "CaiT"); undefined: 1
+  at::Tensor sample_scale = {};  // s_b [B] of the accumulate type; undefined: 1
+  at::Tensor mask = {};          // m [T, D] of the accumulate type; undefined: 1
 };
 
 at::Tensor branch_forward(const at::Tensor& h,  // [T, M]

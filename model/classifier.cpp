@@ -59,6 +59,7 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
       attention.heads = o.heads[stage];
       attention.first = o.first;
       attention.dropout = o.attention_dropout;
+      attention.projection_dropout = o.projection_dropout;
       attention.relative_bias = o.relative_bias;
       attention.rotary = o.rotary;
       attention.rotary_base = o.rotary_base;

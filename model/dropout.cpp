@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/features.h"
 #include "model/bridge.h"
 
 namespace axial {
@@ -48,6 +49,21 @@ at::Tensor sample_scale(std::int64_t batch, double p, const RandomState& random,
   lines.length = 1;
   const at::Tensor keep = dropout_mask(lines, 1, p, random, stream, 1);  // [B, 1, 1, 1]
   return keep.view({batch}).to(type).mul_(kernels::dropout_rate(p).scale);
+}
+
+at::Tensor projection_scale(std::int64_t batch, std::int64_t tokens, std::int64_t dim, double p,
+                            const RandomState& random, std::uint64_t stream, at::ScalarType type) {
+  if (!draws(p, random)) return {};
+  const at::Device device = random.rng.device();
+  const c10::OptionalDeviceGuard guard(device);
+  const at::Tensor keep = at::empty({batch * tokens, dim}, at::dtype(at::kByte).device(device));
+  const kernels::Dropout dropout = kernel_dropout(p, random, stream + kProjectionStreams, tokens);
+  auto* data = keep.mutable_data_ptr<std::uint8_t>();
+  check_status(device.is_cuda()
+                   ? kernels::cuda::feature_mask(batch * tokens, dim, dropout, data, current_stream(device))
+                   : kernels::cpu::feature_mask(batch * tokens, dim, dropout, data, executor()),
+               "projection_scale");
+  return keep.to(type).mul_(kernels::dropout_rate(p).scale);
 }
 
 at::Tensor feature_scale(std::int64_t batch, std::int64_t features, double p, const RandomState& random,

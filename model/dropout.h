@@ -26,6 +26,14 @@ at::Tensor dropout_mask(const kernels::Lines& lines, std::int64_t heads, double 
 at::Tensor sample_scale(std::int64_t batch, double p, const RandomState& random, std::uint64_t stream,
                         at::ScalarType type);
 
+// The output of a branch draws from its layer's stream this much higher, where no layer has streams of its own.
+inline constexpr std::uint64_t kProjectionStreams = std::uint64_t{1} << 32;
+
+// Dropout on the output of a branch, one draw for each channel of each token: scale[T, D] of `type`, 0 or 1/(1-p), T
+// = batch * tokens. Undefined if nothing is drawn. Drawn from `stream` + kProjectionStreams.
+at::Tensor projection_scale(std::int64_t batch, std::int64_t tokens, std::int64_t dim, double p,
+                            const RandomState& random, std::uint64_t stream, at::ScalarType type);
+
 // Dropout on features: scale[B, D] of `type`, 0 or 1/(1-p). Undefined if nothing is drawn.
 at::Tensor feature_scale(std::int64_t batch, std::int64_t features, double p, const RandomState& random,
                          std::uint64_t stream, at::ScalarType type);

@@ -207,6 +207,7 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
                        bool gradients) {
   if (!x.is_cuda() || x.numel() == 0) return false;
   if (options.rotary.defined() || parameters.layer_scale.defined()) return false;
+  if (draws(options.projection_dropout, options.random)) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.

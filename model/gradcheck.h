@@ -36,6 +36,7 @@ std::vector<GradcheckResult> gradcheck(at::Device device, const GradcheckOptions
 struct BlockCase {
   std::int64_t batch = 1, height = 1, width = 1, dim = 64, heads = 4, hidden = 128;
   bool relative_bias = false, rotary = false, layer_scale = false;
+  double projection_dropout = 0;
   at::ScalarType type = at::kFloat;
   bool tf32 = false;
 };

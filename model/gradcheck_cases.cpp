@@ -40,6 +40,11 @@ at::Tensor incoming_gradient(Draw& draw, at::IntArrayRef shape, Incoming incomin
   }
 }
 
+RandomState fixed_state(Draw& draw) {
+  return {at::tensor({draw.index(1 << 30), draw.index(1 << 30)}, at::dtype(at::kLong)).to(draw.device()),
+          draw.index(1000)};
+}
+
 PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t heads, std::int64_t bias_length) {
   const double fan_in = 1 / std::sqrt(static_cast<double>(dim));
   PassParameters p;
@@ -57,11 +62,6 @@ namespace {
 at::Tensor make_leaf(const at::Tensor& t) { return t.detach().requires_grad_(); }
 
 Leaf pair(std::string name, const at::Tensor& t) { return {std::move(name), make_leaf(t), make_leaf(t)}; }
-
-RandomState fixed_state(Draw& draw) {
-  return {at::tensor({draw.index(1 << 30), draw.index(1 << 30)}, at::dtype(at::kLong)).to(draw.device()),
-          draw.index(1000)};
-}
 
 std::string text(at::IntArrayRef shape) {
   std::string s = "[";
@@ -123,6 +123,7 @@ struct PassCase {
   double dropout = 0, drop_path = 0;
   Incoming incoming = Incoming::kContiguous;
   bool rotary = false, layer_scale = false;
+  double projection_dropout = 0;
 };
 
 GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
@@ -130,7 +131,7 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   problem.name = std::string("pass ") + axis_name(c.axis) + " " + text(c.shape) + " h=" + std::to_string(c.heads) +
                  (c.bias ? ", bias" : "") + (c.strided ? ", strided" : "") + (c.dropout > 0 ? ", dropout" : "") +
                  (c.drop_path > 0 ? ", depth" : "") + (c.rotary ? ", rotary" : "") +
-                 (c.layer_scale ? ", layer scale" : "");
+                 (c.layer_scale ? ", layer scale" : "") + (c.projection_dropout > 0 ? ", projection dropout" : "");
   problem.incoming = c.incoming;
   at::Tensor x = draw.normal(c.shape);
   if (c.strided) x = x.transpose(0, 3).contiguous().transpose(0, 3);
@@ -148,8 +149,9 @@ GradcheckProblem pass_problem(Draw& draw, const PassCase& c) {
   options.axis = c.axis;
   options.heads = c.heads;
   options.dropout = c.dropout;
+  options.projection_dropout = c.projection_dropout;
   options.stream = 9;
-  if (c.dropout > 0) options.random = fixed_state(draw);
+  if (c.dropout > 0 || c.projection_dropout > 0) options.random = fixed_state(draw);
   if (c.drop_path > 0) {  // one sample dropped, the others scaled
     options.sample_scale = at::full({c.shape[0]}, 1 / (1 - c.drop_path), x.options());
     options.sample_scale.select(0, 0).zero_();
@@ -213,6 +215,7 @@ GradcheckProblem layer_problem(Draw& draw, bool all) {
   o.width = 5;
   o.rotary = all;
   o.layer_scale = all ? 1 : 0;
+  o.projection_dropout = all ? 0.3 : 0;
   return module_problem<AxialAttention>(
       draw, std::string("layer [4, 3, 5, 12] h=3, ") + (all ? "all options" : "plain scores and branches"),
       [=](Backend backend) mutable {
@@ -238,6 +241,7 @@ GradcheckProblem classifier_problem(Draw& draw, Stem stem) {
   o.relative_bias = stem == Stem::kConv;
   o.rotary = stem == Stem::kPatch;
   o.layer_scale = stem == Stem::kConv ? 1 : 0;
+  o.projection_dropout = stem == Stem::kConv ? 0.3 : 0;
   o.attention_dropout = 0.2;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;
@@ -278,6 +282,8 @@ std::vector<GradcheckProblem> gradcheck_problems(Draw& draw) {
            {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true},
            {{2, 3, 5, 12}, 3, column, false, false, 0, 0, In::kSliced, false, true},
            {{3, 5, 4, 12}, 2, row, true, true, 0.2, 0.4, In::kTransposed, true, true},
+           {{2, 3, 5, 20}, 2, row, false, false, 0, 0, In::kSliced, false, false, 0.3},
+           {{3, 5, 4, 12}, 2, column, true, true, 0.2, 0.4, In::kExpanded, true, true, 0.3},
        }) {
     problems.push_back(pass_problem(draw, c));
   }

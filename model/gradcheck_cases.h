@@ -43,6 +43,9 @@ class Draw {
   at::Device device_;
 };
 
+// Random numbers of a forward pass, always the same ones.
+RandomState fixed_state(Draw& draw);
+
 // Weights under which the branch is as large as the residual and every option matters.
 PassParameters random_parameters(Draw& draw, std::int64_t dim, std::int64_t heads, std::int64_t bias_length);
 

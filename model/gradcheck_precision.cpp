@@ -112,19 +112,22 @@ std::string sizes_of(const Shape& s) {
          std::to_string(s.dim) + "]";
 }
 
-// What a pass may have beside its projections.
-struct PassParts {
+// What a pass, or an MLP, may have beside its projections.
+struct Parts {
   bool bias = true, rotary = false, layer_scale = false;
+  double projection_dropout = 0;
 };
 
 void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool shrink,
-                   const std::function<void(GradcheckResult)>& report, const PassParts& parts = {}) {
+                   const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
   const PassParameters p = random_parameters(draw, s.dim, s.heads, 2 * length - 1);
   PassOptions options;
   options.axis = axis;
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
+  options.projection_dropout = parts.projection_dropout;
+  if (parts.projection_dropout > 0) options.random = fixed_state(draw);
   const at::Tensor table =  // in float64
       parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
   const auto with = [options, table, parts](auto pass) {
@@ -147,20 +150,23 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
   check_layer_in(draw,
                  {std::string("pass ") + (axis == Axis::kRow ? "row " : "column ") + sizes_of(s) +
                       " h=" + std::to_string(s.heads) + (parts.rotary ? ", rotary" : "") +
-                      (parts.layer_scale ? ", layer scale" : ""),
+                      (parts.layer_scale ? ", layer scale" : "") +
+                      (parts.projection_dropout > 0 ? ", projection dropout" : ""),
                   with(axial_pass), with(reference_pass), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
 
 // The MLP of `ratio` times D hidden channels; with `depth` the branch of every second sample is dropped.
 void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, const Narrow& n, bool shrink,
-                  const std::function<void(GradcheckResult)>& report, bool layer_scale = false) {
+                  const std::function<void(GradcheckResult)>& report, const Parts& parts = {}) {
   const double up = 1.5 / std::sqrt(static_cast<double>(s.dim)), down = 1.5 / std::sqrt(static_cast<double>(hidden));
   MlpOptions options;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
   if (depth) {
     options.sample_scale = at::arange(s.batch, at::dtype(at::kFloat).device(draw.device())).remainder(2).mul(1.25);
   }
+  options.dropout = parts.projection_dropout;
+  if (parts.projection_dropout > 0) options.random = fixed_state(draw);
   const auto with = [options](Backend backend) {
     return [=](const at::Tensor& x, const std::vector<at::Tensor>& q) {
       MlpOptions o = options;
@@ -174,10 +180,11 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
                                                                 {"up_bias", draw.normal({hidden}, 0.2)},
                                                                 {"down_weight", draw.normal({s.dim, hidden}, down)},
                                                                 {"down_bias", draw.normal({s.dim}, 0.2)}};
-  if (layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
+  if (parts.layer_scale) parameters.emplace_back("layer_scale", draw.normal({s.dim}, 0.5, 1));
   check_layer_in(draw,
                  {"mlp " + sizes_of(s) + " hidden " + std::to_string(hidden) + (depth ? ", stochastic depth" : "") +
-                      (layer_scale ? ", layer scale" : ""),
+                      (parts.layer_scale ? ", layer scale" : "") +
+                      (parts.projection_dropout > 0 ? ", projection dropout" : ""),
                   with(Backend::kFused), with(Backend::kReference), parameters, s.batch, s.height, s.width, s.dim},
                  n, shrink, report);
 }
@@ -194,9 +201,9 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
     // A lean of a thousandth is a matter of chance in so few tokens.
     if (result.method != "bias") results.push_back(std::move(result));
   };
-  const PassParts parts{c.relative_bias, c.rotary, c.layer_scale};
+  const Parts parts{c.relative_bias, c.rotary, c.layer_scale, c.projection_dropout};
   for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report, parts);
-  check_mlp_in(draw, s, c.hidden, false, n, false, report, c.layer_scale);
+  check_mlp_in(draw, s, c.hidden, false, n, false, report, parts);
   return results;
 }
 
@@ -214,7 +221,7 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     for (const Shape& s : shapes) {
       for (const Axis axis : {Axis::kRow, Axis::kColumn}) check_pass_in(draw, s, axis, n, false, report);
     }
-    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true});
+    check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
   }
@@ -228,7 +235,9 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   }
   for (const Narrow& n : types) {
     for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, n, false, report);
-    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, true);
+    for (const double dropout : {0.0, 0.1}) {
+      check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, true, dropout});
+    }
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
   }
 }

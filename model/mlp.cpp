@@ -6,6 +6,7 @@
 #include "kernels/mlp.h"
 #include "model/branch.h"
 #include "model/bridge.h"
+#include "model/dropout.h"
 #include "model/launch.h"
 #include "model/composed.h"
 
@@ -57,6 +58,12 @@ kernels::MlpProblem problem_on(const at::Tensor& x, const MlpParameters& weights
 
 at::Tensor bytes_on(const at::Tensor& x, std::size_t count) {
   return at::empty({static_cast<std::int64_t>(count)}, x.options().dtype(at::kByte));
+}
+
+// Of the output's dropout, [T, D]; undefined: none. Drawn anew each time.
+at::Tensor mask_of(const at::Tensor& x, const MlpOptions& options) {
+  return projection_scale(x.size(0), x.size(1) * x.size(2), x.size(3), options.dropout, options.random,
+                          options.stream, accumulate_type(x.scalar_type()));
 }
 
 // Arguments of both Functions that have gradients; 0 is x.
@@ -121,7 +128,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                  "mlp backward");
     // Of the folded projection, as the kernel has it.
     if (lambda.defined() && any) {
-      const BranchGradients branch = unfold_scale(g[kDownWeight], g[kDownBias], {saved[5], saved[6], lambda, {}},
+      const BranchGradients branch = unfold_scale(g[kDownWeight], g[kDownBias], {saved[5], saved[6], lambda},
                                                   {false, true, true, true});
       g[kDownWeight] = branch.weight;
       g[kDownBias] = branch.bias;
@@ -149,11 +156,15 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
     const at::Tensor u = at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
                                    fold_weight(up_weight, norm_weight, type).t());  // [T, hidden]
     const at::Tensor lambda = layer_scale.value_or(at::Tensor());
-    const at::Tensor y = branch_forward(at::gelu(u), {down_weight, down_bias, lambda, options.sample_scale}, tokens);
+    const at::Tensor y = branch_forward(
+        at::gelu(u), {down_weight, down_bias, lambda, options.sample_scale, mask_of(x, options)}, tokens);
     if (save) {
-      ctx->save_for_backward(
-          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, u, options.sample_scale});
+      ctx->save_for_backward({x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, u,
+                              options.sample_scale, options.random.rng});
       ctx->saved_data["eps"] = options.eps;
+      ctx->saved_data["dropout"] = options.dropout;
+      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
+      ctx->saved_data["first_sample"] = options.random.first_sample;
     }
     return y.view(x.sizes());
   }
@@ -167,6 +178,10 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
     const c10::OptionalDeviceGuard guard(x.device());
     const auto type = x.scalar_type();
     const double eps = ctx->saved_data["eps"].toDouble();
+    MlpOptions options;
+    options.dropout = ctx->saved_data["dropout"].toDouble();
+    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
+    options.random = {saved[10], ctx->saved_data["first_sample"].toInt()};
     const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
     const at::Tensor tokens = x.view({-1, x.size(3)});                                       // [T, D]
     const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());     // [T, D]
@@ -175,7 +190,7 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
     const BranchWanted ends{wanted(0) || wanted(4) || up, wanted(kDownWeight), wanted(kDownBias), wanted(kLayerScale)};
     const BranchGradients branch =
         branch_backward(dy, ends.product() ? at::gelu(u) : at::Tensor(),
-                        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[9]}, ends);
+                        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[9], mask_of(x, options)}, ends);
     g[kDownWeight] = branch.weight;
     g[kDownBias] = branch.bias;
     g[kLayerScale] = branch.layer_scale;
@@ -208,16 +223,18 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
   at::Tensor u = at::layer_norm(x, {x.size(3)}, cast(p.norm_weight), cast(p.norm_bias), options.eps);
   u = at::gelu(at::linear(u, cast(p.up_weight), cast(p.up_bias)));  // [B, H, W, hidden]
   u = at::linear(u, cast(p.down_weight), cast(p.down_bias));        // [B, H, W, D]
-  if (p.layer_scale.defined()) u = (u * p.layer_scale.to(accumulate_type(type))).to(type);
-  if (options.sample_scale.defined()) u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(type);
-  return x + u;
+  if (p.layer_scale.defined()) u = u * p.layer_scale.to(accumulate_type(type));
+  if (const at::Tensor mask = mask_of(x, options); mask.defined()) u = u * mask.view(u.sizes());
+  if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
+  return x + u.to(type);
 }
 
-bool kernel_serves(const at::Tensor& x, std::int64_t hidden, bool scaled) {
+bool kernel_serves(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
   if (!x.is_cuda() || x.numel() == 0) return false;
-  if (scaled && !folds_scale(x.scalar_type())) return false;
+  if (p.layer_scale.defined() && !folds_scale(x.scalar_type())) return false;
+  if (draws(options.dropout, options.random)) return false;
   const c10::OptionalDeviceGuard guard(x.device());
-  return choice_of(problem_of(tokens_of(x), x.size(3), hidden, x.scalar_type())).forward[0] != 0;
+  return choice_of(problem_of(tokens_of(x), x.size(3), p.up_weight.size(0), x.scalar_type())).forward[0] != 0;
 }
 
 }  // namespace
@@ -242,6 +259,10 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
     check("sample_scale", options.sample_scale, {x.size(0)});
     TORCH_CHECK(!options.sample_scale.requires_grad(), "mlp: sample_scale is a constant, no gradient is computed");
   }
+  TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "mlp: dropout must be in [0, 1), is ", options.dropout);
+  const at::Tensor& rng = options.random.rng;
+  TORCH_CHECK(!rng.defined() || rng.device() == x.device(), "mlp: the random state is on ", rng.device(), ", x on ",
+              x.device());
   if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();
   for (const at::Tensor* t :
@@ -254,7 +275,7 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
                                      p.layer_scale.defined() ? std::optional(p.layer_scale) : std::nullopt, options,
                                      save);
   };
-  return kernel_serves(x, hidden, p.layer_scale.defined()) ? run(MlpFunction()) : run(ComposedMlpFunction());
+  return kernel_serves(x, p, options) ? run(MlpFunction()) : run(ComposedMlpFunction());
 }
 
 std::string describe_mlp(std::int64_t tokens, std::int64_t dim, std::int64_t hidden, at::ScalarType type,

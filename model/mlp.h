@@ -1,4 +1,4 @@
-// The MLP sub-block of a block: y = x + s_b lambda o (gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down).
+// The MLP sub-block of a block: y = x + s_b lambda o drop(gelu(LayerNorm(x) W_up^T + b_up) W_down^T + b_down).
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "model/options.h"
+#include "model/random.h"
 
 namespace axial {
 
@@ -13,12 +14,15 @@ struct MlpParameters {
   at::Tensor norm_weight, norm_bias;  // [D]
   at::Tensor up_weight, up_bias;      // [hidden, D], [hidden]
   at::Tensor down_weight, down_bias;  // [D, hidden], [D]
-  at::Tensor layer_scale;             // lambda [D]; undefined: 1
+  at::Tensor layer_scale = {};        // lambda [D]; undefined: 1
 };
 
 struct MlpOptions {
   double eps = 1e-5;
   at::Tensor sample_scale;  // s_b [B], a constant; undefined: 1
+  double dropout = 0;       // on the output, [0, 1); see projection_scale (model/dropout.h)
+  std::uint64_t stream = 0;
+  RandomState random;  // random.rng is kept for the backward: see axial_attention_core
   Backend backend = Backend::kFused;
 };
 

@@ -24,16 +24,17 @@ struct AxialAttentionOptions {
                                // row_bias[h, 2W-1], col_bias[h, 2H-1], added to the scores
   std::int64_t height = 0;     // H, W: needed (> 0) only with relative_bias, which fixes the size
   std::int64_t width = 0;
-  bool rotary = false;       // rotary position embedding of q and k along each axis (model/rotary.h);
-                             // d must be even; no parameters, any H and W
-  double rotary_base = 100;  // of its angles, > 1; 100 suits lines of images (Heo et al. 2024)
-  double layer_scale = 0;    // > 0: a learned factor of each channel of each branch starts there (row_scale[D],
-                             // col_scale[D]; mlp_scale[D] of a block); 0: none
-  double drop_path = 0;      // stochastic depth of each of the two passes, per sample, [0, 1)
-  double eps = 1e-5;         // of the layer norms
+  bool rotary = false;            // rotary position embedding of q and k along each axis (model/rotary.h);
+                                  // d must be even; no parameters, any H and W
+  double rotary_base = 100;       // of its angles, > 1; 100 suits lines of images (Heo et al. 2024)
+  double layer_scale = 0;         // > 0: a learned factor of each channel of each branch starts there (row_scale[D],
+                                  // col_scale[D]; mlp_scale[D] of a block); 0: none
+  double projection_dropout = 0;  // on the output of each branch, [0, 1); granularity 1/256
+  double drop_path = 0;           // stochastic depth of each of the two passes, per sample, [0, 1)
+  double eps = 1e-5;              // of the layer norms
   Backend backend = Backend::kFused;
   std::uint64_t stream = 0;  // random stream of the row pass; the column pass uses stream + 1,
-                             // stochastic depth stream + 2 and + 3
+                             // stochastic depth stream + 2 and + 3; projection_dropout those of model/dropout.h
 };
 
 struct AxialBlockOptions {
@@ -76,8 +77,9 @@ struct AxialClassifierOptions {
   double layer_scale = 0;  // initial value of the learned factors of all branches; 0: none
   Axis first = Axis::kRow;
   double attention_dropout = 0;
-  double drop_path = 0;     // of the deepest block; rises linearly from 0 at the first
-  double head_dropout = 0;  // before the linear head
+  double projection_dropout = 0;  // on the output of every branch
+  double drop_path = 0;           // of the deepest block; rises linearly from 0 at the first
+  double head_dropout = 0;        // before the linear head
   Backend backend = Backend::kFused;
 };
 

@@ -6,6 +6,7 @@
 #include "model/branch.h"
 #include "model/bridge.h"
 #include "model/composed.h"
+#include "model/dropout.h"
 #include "model/fused_pass.h"
 #include "model/launch.h"
 #include "model/pass_options.h"
@@ -73,13 +74,16 @@ Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const P
   return c;
 }
 
-Branch branch_of(const PassParameters& p, const PassOptions& options) {
-  return {p.out_weight, p.out_bias, p.layer_scale, options.sample_scale};
+// On x[B, H, W, D]. The mask of its dropout is drawn anew each time.
+Branch branch_of(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
+  return {p.out_weight, p.out_bias, p.layer_scale, options.sample_scale,
+          projection_scale(x.size(0), x.size(1) * x.size(2), x.size(3), options.projection_dropout, options.random,
+                           options.stream, accumulate_type(x.scalar_type()))};
 }
 
 at::Tensor composed_output(const Composed& c, const PassParameters& p, const PassOptions& options) {
   const at::Tensor x = c.x.view({-1, c.x.size(3)});  // [T, D]
-  return branch_forward(c.o, branch_of(p, options), x).view(c.x.sizes());
+  return branch_forward(c.o, branch_of(c.x, p, options), x).view(c.x.sizes());
 }
 
 PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, const PassParameters& p,
@@ -95,7 +99,7 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
 
   PassGradients g;
   BranchGradients branch =
-      branch_backward(dy, c.o, branch_of(p, options),
+      branch_backward(dy, c.o, branch_of(x, p, options),
                       {through_qkv || through_bias, wanted[kOutWeight], wanted[kOutBias], wanted[kLayerScale]});
   g[kOutWeight] = branch.weight;
   g[kOutBias] = branch.bias;
@@ -203,6 +207,8 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
   if (p.bias.defined()) check("bias", p.bias, {heads, std::max<std::int64_t>(2 * length - 1, 0)});
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "axial pass: dropout must be in [0, 1), is ",
               options.dropout);
+  TORCH_CHECK(options.projection_dropout >= 0 && options.projection_dropout < 1,
+              "axial pass: projection_dropout must be in [0, 1), is ", options.projection_dropout);
   const at::Tensor& rng = options.random.rng;
   TORCH_CHECK(!rng.defined() || rng.device() == x.device(), "axial pass: the random state is on ", rng.device(),
               ", x on ", x.device());

@@ -1,5 +1,5 @@
 // The axial pass as an autograd Function with a hand-written backward:
-//   y = x + s_b lambda o (MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
+//   y = x + s_b lambda o drop(MHA(LayerNorm(x)) W_out^T + b_out)       along one axis of x[B, H, W, D].
 #pragma once
 
 #include <array>
@@ -15,25 +15,26 @@ namespace axial {
 // Any floating type, each cast to the type of x where it is used; gradients come out in the
 // parameter's own type, summed in float32 (float64 for float64).
 struct PassParameters {
-  at::Tensor norm_weight;  // [D]
-  at::Tensor norm_bias;    // [D]
-  at::Tensor qkv_weight;   // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
-  at::Tensor out_weight;   // [D, D]
-  at::Tensor out_bias;     // [D]
-  at::Tensor bias;         // [h, 2L-1], relative position bias; undefined: none
-  at::Tensor layer_scale;  // lambda [D]; undefined: 1
+  at::Tensor norm_weight;       // [D]
+  at::Tensor norm_bias;         // [D]
+  at::Tensor qkv_weight;        // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
+  at::Tensor out_weight;        // [D, D]
+  at::Tensor out_bias;          // [D]
+  at::Tensor bias;              // [h, 2L-1], relative position bias; undefined: none
+  at::Tensor layer_scale = {};  // lambda [D]; undefined: 1
 };
 
 struct PassOptions {
   Axis axis = Axis::kRow;
   std::int64_t heads = 1;
   double eps = 1e-5;
-  double dropout = 0;        // on the probabilities, [0, 1)
-  std::uint64_t stream = 0;  // of the dropout mask
-  RandomState random;        // random.rng is kept for the backward: see axial_attention_core
-  at::Tensor sample_scale;   // s_b[B] of the accumulate type, a constant; undefined: 1
-  at::Tensor rotary;         // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
-                             // scores (model/rotary.h); undefined: not
+  double dropout = 0;             // on the probabilities, [0, 1)
+  double projection_dropout = 0;  // on the projection's output, [0, 1); see projection_scale (model/dropout.h)
+  std::uint64_t stream = 0;       // of the dropout masks
+  RandomState random;             // random.rng is kept for the backward: see axial_attention_core
+  at::Tensor sample_scale;        // s_b[B] of the accumulate type, a constant; undefined: 1
+  at::Tensor rotary;              // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
+                                  // scores (model/rotary.h); undefined: not
 };
 
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.

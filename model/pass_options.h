@@ -13,6 +13,7 @@ inline void save_options(torch::autograd::AutogradContext* ctx, const PassOption
   ctx->saved_data["heads"] = options.heads;
   ctx->saved_data["eps"] = options.eps;
   ctx->saved_data["dropout"] = options.dropout;
+  ctx->saved_data["projection_dropout"] = options.projection_dropout;
   ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
   ctx->saved_data["first_sample"] = options.random.first_sample;
 }
@@ -23,6 +24,7 @@ inline PassOptions saved_options(torch::autograd::AutogradContext* ctx, const at
   options.heads = ctx->saved_data["heads"].toInt();
   options.eps = ctx->saved_data["eps"].toDouble();
   options.dropout = ctx->saved_data["dropout"].toDouble();
+  options.projection_dropout = ctx->saved_data["projection_dropout"].toDouble();
   options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
   options.random = {rng, ctx->saved_data["first_sample"].toInt()};
   return options;

@@ -104,12 +104,13 @@ at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters,
   core.random = options.random;
   const at::Tensor o = reference_attention_core(in.q, in.k, in.v, parameters.bias, core);
   at::Tensor u = at::linear(o.flatten(3), cast(parameters.out_weight), cast(parameters.out_bias));  // [B, H, W, D]
-  if (parameters.layer_scale.defined()) {
-    u = (u * parameters.layer_scale.to(accumulate_type(x.scalar_type()))).to(x.scalar_type());
-  }
-  if (options.sample_scale.defined()) {
-    u = (u * options.sample_scale.view({-1, 1, 1, 1})).to(x.scalar_type());
-  }
+  const auto sums = accumulate_type(x.scalar_type());
+  if (parameters.layer_scale.defined()) u = u * parameters.layer_scale.to(sums);
+  const at::Tensor mask = projection_scale(x.size(0), x.size(1) * x.size(2), x.size(3), options.projection_dropout,
+                                           options.random, options.stream, sums);
+  if (mask.defined()) u = u * mask.view(u.sizes());
+  if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
+  u = u.to(x.scalar_type());
   return x + u;
 }
 

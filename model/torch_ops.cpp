@@ -64,11 +64,12 @@ c10::TypedOperatorHandle<Signature> operator_named(const char* name) {
 using PassBody = Tensor (*)(const Tensor& x, const PassParameters&, const PassOptions&);
 using PassBackwardBody = PassGradients (*)(const Tensor& dy, const Tensor& x, const PassParameters&,
                                            const PassOptions&, const PassWanted&);
-using PassGradientTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using PassGradientTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 PassOptions pass_options(const Tensor& x, std::int64_t axis, std::int64_t heads, double eps, double dropout,
                          const OptionalTensor& rng, std::int64_t stream, std::int64_t first_sample,
-                         const OptionalTensor& sample_scale) {
+                         const OptionalTensor& sample_scale, const OptionalTensor& rotary,
+                         double projection_dropout) {
   PassOptions o;
   o.axis = axis_of(axis, x);
   o.heads = heads;
@@ -77,6 +78,8 @@ PassOptions pass_options(const Tensor& x, std::int64_t axis, std::int64_t heads,
   o.stream = static_cast<std::uint64_t>(stream);
   o.random = {tensor(rng), first_sample};
   o.sample_scale = tensor(sample_scale);
+  o.rotary = tensor(rotary);
+  o.projection_dropout = projection_dropout;
   return o;
 }
 
@@ -84,10 +87,12 @@ template <PassBody body>
 Tensor pass(const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias, const Tensor& qkv_weight,
             const Tensor& out_weight, const Tensor& out_bias, const OptionalTensor& bias, std::int64_t axis,
             std::int64_t heads, double eps, double dropout, const OptionalTensor& rng, std::int64_t stream,
-            std::int64_t first_sample, const OptionalTensor& sample_scale) {
+            std::int64_t first_sample, const OptionalTensor& sample_scale, const OptionalTensor& rotary,
+            const OptionalTensor& layer_scale, double projection_dropout) {
   const NoAutocast no_autocast;
-  return body(x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias)},
-              pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale));
+  return body(x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias), tensor(layer_scale)},
+              pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale, rotary,
+                           projection_dropout));
 }
 
 template <PassBackwardBody body>
@@ -96,11 +101,15 @@ PassGradientTuple pass_backward(const Tensor& dy, const Tensor& x, const Tensor&
                                 const OptionalTensor& bias, std::int64_t axis, std::int64_t heads, double eps,
                                 double dropout, const OptionalTensor& rng, std::int64_t stream,
                                 std::int64_t first_sample, const OptionalTensor& sample_scale,
-                                std::array<bool, kPassInputs> wanted) {
+                                const OptionalTensor& rotary, const OptionalTensor& layer_scale,
+                                double projection_dropout, std::array<bool, kPassInputs> wanted) {
   const NoAutocast no_autocast;
   wanted[kBias] = wanted[kBias] && bias.has_value();
-  PassGradients g = body(dy, x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias)},
-                         pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale), wanted);
+  wanted[kLayerScale] = wanted[kLayerScale] && layer_scale.has_value();
+  PassGradients g = body(
+      dy, x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias), tensor(layer_scale)},
+      pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale, rotary, projection_dropout),
+      wanted);
   for (Tensor& t : g) {
     if (!t.defined()) t = nothing_like(x);
   }
@@ -111,7 +120,8 @@ Tensor pass_meta(const Tensor& x, const PassParameters&, const PassOptions&) { r
 
 PassGradients pass_backward_meta(const Tensor&, const Tensor& x, const PassParameters& p, const PassOptions&,
                                  const PassWanted& wanted) {
-  const PassGradients inputs{x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, p.bias};
+  const PassGradients inputs{x,          p.norm_weight, p.norm_bias,  p.qkv_weight, p.out_weight,
+                             p.out_bias, p.bias,        p.layer_scale};
   PassGradients g;
   for (std::size_t i = 0; i < g.size(); ++i) {
     if (wanted[i]) g[i] = contiguous_like(inputs[i]);
@@ -123,35 +133,39 @@ class PassOperator : public torch::autograd::Function<PassOperator> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias,
                         const Tensor& qkv_weight, const Tensor& out_weight, const Tensor& out_bias,
-                        const OptionalTensor& bias, const PassOptions& o) {
-    ctx->save_for_backward(
-        {x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias), o.random.rng, o.sample_scale});
+                        const OptionalTensor& bias, const OptionalTensor& layer_scale, const PassOptions& o) {
+    ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias),
+                            tensor(layer_scale), o.random.rng, o.sample_scale, o.rotary});
     ctx->saved_data["axis"] = dimension_of(o.axis);
     ctx->saved_data["heads"] = o.heads;
     ctx->saved_data["eps"] = o.eps;
     ctx->saved_data["dropout"] = o.dropout;
+    ctx->saved_data["projection_dropout"] = o.projection_dropout;
     ctx->saved_data["stream"] = static_cast<std::int64_t>(o.stream);
     ctx->saved_data["first_sample"] = o.random.first_sample;
     static const auto op = operator_named<decltype(pass<axial_pass_forward>)>("axial::axial_pass");
     const at::AutoDispatchBelowADInplaceOrView below;
     return op.call(x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, dimension_of(o.axis), o.heads,
                    o.eps, o.dropout, optional(o.random.rng), static_cast<std::int64_t>(o.stream),
-                   o.random.first_sample, optional(o.sample_scale));
+                   o.random.first_sample, optional(o.sample_scale), optional(o.rotary), layer_scale,
+                   o.projection_dropout);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list incoming) {
     const variable_list saved = ctx->get_saved_variables();
-    const OptionalTensor bias = optional(saved[kBias]);
     PassWanted wanted{};
-    for (int i = 0; i < (bias ? kPassInputs : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
+    std::size_t edge = 0;  // what is absent has none
+    for (int i = 0; i < kPassInputs; ++i) wanted[i] = saved[i].defined() && ctx->needs_input_grad(edge++);
     static const auto op = operator_named<decltype(pass_backward<axial_pass_backward>)>("axial::axial_pass_backward");
     auto& data = ctx->saved_data;
-    auto [dx, d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias, d_bias] =
-        op.call(incoming[0], saved[kX], saved[kNormWeight], saved[kNormBias], saved[kQkvWeight], saved[kOutWeight],
-                saved[kOutBias], bias, data["axis"].toInt(), data["heads"].toInt(), data["eps"].toDouble(),
-                data["dropout"].toDouble(), optional(saved[kPassInputs]), data["stream"].toInt(),
-                data["first_sample"].toInt(), optional(saved[kPassInputs + 1]), wanted);
-    variable_list g{dx, d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias, d_bias, {}};
+    auto [dx, d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias, d_bias, d_layer_scale] = op.call(
+        incoming[0], saved[kX], saved[kNormWeight], saved[kNormBias], saved[kQkvWeight], saved[kOutWeight],
+        saved[kOutBias], optional(saved[kBias]), data["axis"].toInt(), data["heads"].toInt(), data["eps"].toDouble(),
+        data["dropout"].toDouble(), optional(saved[kPassInputs]), data["stream"].toInt(),
+        data["first_sample"].toInt(), optional(saved[kPassInputs + 1]), optional(saved[kPassInputs + 2]),
+        optional(saved[kLayerScale]), data["projection_dropout"].toDouble(), wanted);
+    variable_list g{dx,     d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias,
+                    d_bias, d_layer_scale, {}};
     for (int i = 0; i < kPassInputs; ++i) {
       if (!wanted[i]) g[i] = Tensor();
     }
@@ -161,7 +175,7 @@ class PassOperator : public torch::autograd::Function<PassOperator> {
 
 Tensor pass_autograd(const Tensor& x, const PassParameters& p, const PassOptions& options) {
   return PassOperator::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, optional(p.bias),
-                             options);
+                             optional(p.layer_scale), options);
 }
 
 // --- the core -----------------------------------------------------------------------------------------
@@ -329,13 +343,15 @@ TORCH_LIBRARY(axial, m) {
   m.def(
       "axial_pass(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor qkv_weight, Tensor out_weight, "
       "Tensor out_bias, Tensor? bias, int axis, int heads, float eps=1e-05, float dropout=0.0, Tensor? rng=None, "
-      "int stream=0, int first_sample=0, Tensor? sample_scale=None) -> Tensor",
+      "int stream=0, int first_sample=0, Tensor? sample_scale=None, Tensor? rotary=None, Tensor? layer_scale=None, "
+      "float projection_dropout=0.0) -> Tensor",
       tags);
   m.def(
       "axial_pass_backward(Tensor dy, Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor qkv_weight, "
       "Tensor out_weight, Tensor out_bias, Tensor? bias, int axis, int heads, float eps, float dropout, Tensor? rng, "
-      "int stream, int first_sample, Tensor? sample_scale, bool[7] wanted) -> (Tensor dx, Tensor d_norm_weight, "
-      "Tensor d_norm_bias, Tensor d_qkv_weight, Tensor d_out_weight, Tensor d_out_bias, Tensor d_bias)",
+      "int stream, int first_sample, Tensor? sample_scale, Tensor? rotary, Tensor? layer_scale, float "
+      "projection_dropout, bool[8] wanted) -> (Tensor dx, Tensor d_norm_weight, Tensor d_norm_bias, Tensor "
+      "d_qkv_weight, Tensor d_out_weight, Tensor d_out_bias, Tensor d_bias, Tensor d_layer_scale)",
       tags);
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, int axis, float? scale=None, bool causal=False, "

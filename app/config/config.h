@@ -22,7 +22,7 @@ struct ModelConfig {
   bool relative_bias, rotary;
   double rotary_base, layer_scale;
   std::string first_axis;  // width, height
-  double attention_dropout, drop_path, head_dropout;
+  double attention_dropout, projection_dropout, drop_path, head_dropout;
   std::string backend;  // fused, reference
 };
 

@@ -85,6 +85,9 @@ std::vector<Key> make_schema() {
       "the axis along which a block attends first");
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",
       "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout");
+  add("model.projection_dropout", FIELD(model.projection_dropout), "0", below(0, 1), "",
+      "dropout of the output of each branch, in steps of 1/256; a GPU then trains on slower kernels",
+      "proj_drop proj_drop_rate proj_dropout");
   add("model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
       "stochastic depth of the deepest block; rises linearly from 0 at the first",
       "drop_path_rate stochastic_depth");

@@ -247,6 +247,7 @@ AxialClassifierOptions classifier_options(const Config& config, const ImageSpec&
   o.layer_scale = m.layer_scale;
   o.first = m.first_axis == "height" ? Axis::kColumn : Axis::kRow;
   o.attention_dropout = m.attention_dropout;
+  o.projection_dropout = m.projection_dropout;
   o.drop_path = m.drop_path;
   o.head_dropout = m.head_dropout;
   o.backend = m.backend == "reference" ? Backend::kReference : Backend::kFused;

@@ -32,6 +32,7 @@ std::vector<BlockCase> self_check_cases(const Config& config, std::pair<std::int
     c.relative_bias = config.model.relative_bias;
     c.rotary = config.model.rotary;
     c.layer_scale = config.model.layer_scale > 0;
+    c.projection_dropout = config.model.projection_dropout;
     c.type = compute_type(config.train.precision);
     c.tf32 = config.train.precision == "tf32";
     cases.push_back(c);

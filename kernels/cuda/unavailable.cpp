@@ -1,4 +1,5 @@
 // The CUDA side of a build without CUDA.
+#include "kernels/features.h"
 #include "kernels/loss.h"
 #include "kernels/maps.h"
 #include "kernels/mlp.h"
@@ -30,6 +31,8 @@ Status attention_backward(const AttentionProblem&, const AttentionGradients&, vo
 }
 
 Status dropout_mask(const Lines&, std::int64_t, const Dropout&, std::uint8_t*, CUstream_st*) { return unavailable(); }
+
+Status feature_mask(std::int64_t, std::int64_t, const Dropout&, std::uint8_t*, CUstream_st*) { return unavailable(); }
 
 Status normalise(const NormProblem&, void*, CUstream_st*) { return unavailable(); }
 

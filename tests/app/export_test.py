@@ -53,25 +53,37 @@ def read_safetensors(path):
 
 
 class Attention(nn.Module):
-    """Rows, then columns, of x[B, H, W, D]: y = x + W_out softmax(q k^T / sqrt(d) + bias) v + b_out."""
+    """Rows, then columns, of x[B, H, W, D]: y = x + scale * (W_out softmax(q k^T / sqrt(d) + bias) v + b_out)."""
 
-    def __init__(self, dim, heads, height, width):
+    def __init__(self, dim, heads, height, width, rotary_base=None, layer_scale=False):
         super().__init__()
-        self.heads = heads
+        self.heads, self.rotary_base = heads, rotary_base
         for name, length in ("row", width), ("col", height):
             setattr(self, f"{name}_norm", nn.LayerNorm(dim))
             setattr(self, f"{name}_qkv", nn.Linear(dim, 3 * dim, bias=False))
             setattr(self, f"{name}_out", nn.Linear(dim, dim))
             setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(heads, 2 * length - 1)))
+            self.register_parameter(f"{name}_scale", nn.Parameter(torch.zeros(dim)) if layer_scale else None)
+
+    def turned(self, t):  # q or k [N, h, L, d]: rotary position embedding (model.rotary)
+        if self.rotary_base is None:
+            return t
+        frequency = self.rotary_base ** (-torch.arange(0, t.shape[-1], 2) / t.shape[-1])
+        angle = torch.arange(t.shape[2])[:, None] * frequency
+        even, odd = t[..., 0::2], t[..., 1::2]
+        turned = even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()
+        return torch.stack(turned, -1).flatten(-2)
 
     def along(self, name, x):  # lines [N, L, D]
         lines, length, dim = x.shape
-        norm, qkv, out, bias = (getattr(self, f"{name}_{part}") for part in ("norm", "qkv", "out", "bias"))
+        norm, qkv, out, bias, scale = (getattr(self, f"{name}_{p}") for p in ("norm", "qkv", "out", "bias", "scale"))
         q, k, v = qkv(norm(x)).view(lines, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = self.turned(q), self.turned(k)
         token = torch.arange(length)
         relative = bias[:, token[:, None] - token[None, :] + length - 1]
         p = (q @ k.transpose(-1, -2) * (dim // self.heads) ** -0.5 + relative).softmax(-1)
-        return x + out((p @ v).transpose(1, 2).reshape(lines, length, dim))
+        branch = out((p @ v).transpose(1, 2).reshape(lines, length, dim))
+        return x + (branch if scale is None else scale * branch)
 
     def forward(self, x):
         x = self.along("row", x.flatten(0, 1)).view(x.shape)
@@ -80,14 +92,16 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim, heads, hidden, height, width):
+    def __init__(self, dim, heads, hidden, height, width, rotary_base=None, layer_scale=False):
         super().__init__()
-        self.attention = Attention(dim, heads, height, width)
+        self.attention = Attention(dim, heads, height, width, rotary_base, layer_scale)
+        self.mlp_scale = nn.Parameter(torch.zeros(dim)) if layer_scale else None
         self.mlp_norm, self.mlp_up, self.mlp_down = nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
 
     def forward(self, x):
         x = self.attention(x)
-        return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x))))
+        branch = self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x))))
+        return x + (branch if self.mlp_scale is None else self.mlp_scale * branch)
 
 
 class Merge(nn.Module):
@@ -107,7 +121,8 @@ class Merge(nn.Module):
 class Classifier(nn.Module):
     """Of a convolution with batch normalisation as the stem (model.stem=conv, no stem_channels)."""
 
-    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2):
+    def __init__(self, channels, height, width, classes, dim, heads, depth, mlp_ratio=2, stride=2, rotary_base=None,
+                 layer_scale=False):
         super().__init__()
         self.stem = nn.Module()
         self.stem.conv0 = nn.Conv2d(channels, dim[0], 3, stride, 1, bias=False)
@@ -121,7 +136,8 @@ class Classifier(nn.Module):
                 self.merges.append(Merge(dim[stage - 1], width_of))
                 height, width = (height + 1) // 2, (width + 1) // 2
             for _ in range(blocks):
-                self.blocks.append(Block(width_of, heads_of, int(mlp_ratio * width_of), height, width))
+                self.blocks.append(Block(width_of, heads_of, int(mlp_ratio * width_of), height, width, rotary_base,
+                                         layer_scale))
         self.norm, self.head = nn.LayerNorm(dim[-1]), nn.Linear(dim[-1], classes)
 
     def forward(self, images):
@@ -155,30 +171,34 @@ def run(*command):
 
 
 program, configuration = os.path.abspath(arguments.program), os.path.abspath(arguments.configuration)
-with tempfile.TemporaryDirectory() as folder:
-    run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu",
-        "data.synthetic_train=256", "data.synthetic_test=64")
-    run("export", "run", "-o", "weights.safetensors")
-    tensors, metadata = read_safetensors(os.path.join(folder, "weights.safetensors"))
-    image, classes = json.loads(metadata["axial.image"]), json.loads(metadata["axial.classes"])
-    size = image["height"], image["width"]
-    model = Classifier(image["channels"], *size, len(classes), dim=[16, 32], heads=[2, 4], depth=[1, 1]).eval()
-    model.load_state_dict(tensors)  # strict: every name, and no other
+for overrides, parts in (([], {}),
+                         (["model.rotary=true", "model.rotary_base=50", "model.layer_scale=0.5"],
+                          dict(rotary_base=50.0, layer_scale=True))):
+    with tempfile.TemporaryDirectory() as folder:
+        run("train", "-c", configuration, "-o", "run", "--epochs", "1", "--device", "cpu",
+            "data.synthetic_train=256", "data.synthetic_test=64", *overrides)
+        run("export", "run", "-o", "weights.safetensors")
+        tensors, metadata = read_safetensors(os.path.join(folder, "weights.safetensors"))
+        image, classes = json.loads(metadata["axial.image"]), json.loads(metadata["axial.classes"])
+        size = image["height"], image["width"]
+        model = Classifier(image["channels"], *size, len(classes), dim=[16, 32], heads=[2, 4], depth=[1, 1],
+                           **parts).eval()
+        model.load_state_dict(tensors)  # strict: every name, and no other
 
-    torch.manual_seed(0)
-    worst = 0.0
-    pictures = torch.randint(0, 256, (8, *size), dtype=torch.uint8)
-    names = [f"{i}.png" for i in range(len(pictures))]
-    for name, picture in zip(names, pictures):
-        write_png(os.path.join(folder, name), picture)
-    answers = run("predict", "run", *names, "--top", str(len(classes)), "--format", "jsonl", "--device", "cpu")
-    for line, picture in zip(answers.splitlines(), pictures, strict=True):
-        pixels = (picture.float() / 255 - image["mean"][0]) / image["std"][0]
-        with torch.no_grad():
-            expected = model(pixels[None, None]).softmax(1)[0]
-        found = {entry["class"]: entry["probability"] for entry in json.loads(line)["classes"]}
-        for name, probability in zip(classes, expected.tolist(), strict=True):
-            worst = max(worst, abs(found[name] - probability))
-    print(f"largest difference of a probability: {worst:.2e}")
-    if worst > 1e-5:
-        raise SystemExit("axial export: PyTorch computes other probabilities than axial predict")
+        torch.manual_seed(0)
+        worst = 0.0
+        pictures = torch.randint(0, 256, (8, *size), dtype=torch.uint8)
+        names = [f"{i}.png" for i in range(len(pictures))]
+        for name, picture in zip(names, pictures):
+            write_png(os.path.join(folder, name), picture)
+        answers = run("predict", "run", *names, "--top", str(len(classes)), "--format", "jsonl", "--device", "cpu")
+        for line, picture in zip(answers.splitlines(), pictures, strict=True):
+            pixels = (picture.float() / 255 - image["mean"][0]) / image["std"][0]
+            with torch.no_grad():
+                expected = model(pixels[None, None]).softmax(1)[0]
+            found = {entry["class"]: entry["probability"] for entry in json.loads(line)["classes"]}
+            for name, probability in zip(classes, expected.tolist(), strict=True):
+                worst = max(worst, abs(found[name] - probability))
+        print(f"largest difference of a probability {' '.join(overrides)}: {worst:.2e}")
+        if worst > 1e-5:
+            raise SystemExit("axial export: PyTorch computes other probabilities than axial predict")

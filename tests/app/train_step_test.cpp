@@ -47,7 +47,8 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
     for (const char* bias : {"true", "false"}) {
       const app::Config config = with({std::string("train.precision=") + precision, "train.self_check=always",
                                        std::string("model.relative_bias=") + bias, std::string("model.rotary=") + bias,
-                                       std::string("model.layer_scale=") + (bias == std::string("true") ? "0.1" : "0")});
+                                       std::string("model.layer_scale=") + (bias == std::string("true") ? "0.1" : "0"),
+                                       std::string("model.projection_dropout=") + (bias == std::string("true") ? "0.1" : "0")});
       EXPECT_NO_THROW(app::self_check(config, grid, at::kCPU)) << precision << bias;
       try {
         app::self_check(config, grid, at::kCPU, 0.05);

@@ -64,6 +64,9 @@ TEST(Attention, WrongOptionsAreNamed) {
                        }),
                        "dim / heads is 257, the limit is 256"));
   EXPECT_TRUE(contains(error([](auto& o) { o.dropout = 1; }), "dropout must be in [0, 1), is 1"));
+  EXPECT_TRUE(
+      contains(error([](auto& o) { o.projection_dropout = 1; }), "projection_dropout must be in [0, 1), is 1"));
+  EXPECT_TRUE(contains(error([](auto& o) { o.layer_scale = -1; }), "layer_scale must not be negative, is -1"));
   EXPECT_TRUE(contains(error([](auto& o) { o.relative_bias = true; }), "relative_bias needs height and width"));
   EXPECT_TRUE(contains(error([](auto& o) {
                          o.dim = 15;
@@ -91,6 +94,7 @@ TEST_P(AttentionTest, BackendsAgreeWithEveryOption) {
     o.first = first;
     o.rotary = rotary;
     o.layer_scale = rotary ? 0.5 : 0;
+    o.projection_dropout = rotary ? 0.3 : 0;
     o.backend = Backend::kFused;
     AxialAttention fused(o);
     o.backend = Backend::kReference;
@@ -123,7 +127,7 @@ TEST_P(AttentionTest, EachPassDrawsFromAStreamOfItsOwn) {
   AxialAttentionOptions o;
   o.dim = 8;
   o.heads = 2;
-  o.dropout = 0.5;
+  o.dropout = o.projection_dropout = 0.5;
   o.stream = 10;
   AxialAttention layer(o);
   layer->to(device(), at::kDouble);
@@ -135,7 +139,7 @@ TEST_P(AttentionTest, EachPassDrawsFromAStreamOfItsOwn) {
     PassOptions options;
     options.axis = axis;
     options.heads = 2;
-    options.dropout = 0.5;
+    options.dropout = options.projection_dropout = 0.5;
     options.stream = stream;
     options.random = random;
     const auto of = [&](const char* what) { return p[name + what].detach(); };

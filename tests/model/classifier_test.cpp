@@ -26,6 +26,7 @@ AxialClassifierOptions two_stages(Backend backend) {
   o.relative_bias = true;
   o.rotary = true;
   o.layer_scale = 0.5;
+  o.projection_dropout = 0.1;
   o.attention_dropout = 0.1;
   o.drop_path = 0.2;
   o.head_dropout = 0.2;

@@ -34,6 +34,32 @@ TEST_P(DropoutTest, FeaturesHaveTheirRate) {
   EXPECT_FALSE(at::equal(scale.select(1, 0), scale.select(1, 1)));
 }
 
+TEST_P(DropoutTest, OutputsOfBranchesHaveTheirRateAndNoMaskTwice) {
+  constexpr std::int64_t kBatch = 10, kTokens = 35, kDim = 40;
+  const double p = kernels::dropout_rate(0.2).p;
+  const at::Tensor scale = projection_scale(kBatch, kTokens, kDim, 0.2, random_state(device()), 4, at::kDouble);
+  ASSERT_EQ(scale.sizes(), at::IntArrayRef({kBatch * kTokens, kDim}));
+  EXPECT_NEAR((scale > 0).to(at::kDouble).mean().item<double>(), 1 - p, 4 * std::sqrt(p * (1 - p) / scale.numel()));
+  EXPECT_NEAR(scale.max().item<double>(), 1 / (1 - p), 1e-12);
+  for (std::int64_t i = 1; i < 36; ++i)
+    EXPECT_FALSE(at::equal(scale.select(0, 0), scale.select(0, i))) << "token " << i;
+  for (std::int64_t i = 1; i < kDim; ++i) EXPECT_FALSE(at::equal(scale.select(1, 0), scale.select(1, i))) << i;
+  // Drawn as the keys of the first query of a line are, from streams that nothing else draws from.
+  kernels::Lines lines = {{kBatch * kTokens, 1, 1}, kDim};
+  const auto first_query = [&](std::uint64_t stream) {
+    return dropout_mask(lines, 1, 0.2, random_state(device()), stream, kTokens).select(1, 0).select(1, 0).to(at::kBool);
+  };
+  EXPECT_TRUE(at::equal(scale > 0, first_query(4 + kProjectionStreams)));
+  EXPECT_FALSE(at::equal(scale > 0, first_query(4)));
+  // However a batch is shared out.
+  const at::Tensor part = projection_scale(4, kTokens, kDim, 0.2, random_state(device(), 7, 3, 5), 4, at::kDouble);
+  EXPECT_TRUE(at::equal(scale.slice(0, 5 * kTokens, 9 * kTokens), part));
+  EXPECT_FALSE(
+      at::equal(scale, projection_scale(kBatch, kTokens, kDim, 0.2, random_state(device()), 5, at::kDouble)));
+  EXPECT_FALSE(projection_scale(kBatch, kTokens, kDim, 0.2, {}, 4, at::kDouble).defined());
+  EXPECT_EQ(projection_scale(0, kTokens, kDim, 0.2, random_state(device()), 4, at::kDouble).numel(), 0);
+}
+
 TEST_P(DropoutTest, DependsOnTheSampleNotOnTheBatch) {
   const at::Tensor whole = sample_scale(12, 0.5, random_state(device(), 1, 2, 100), 4, at::kFloat);
   const at::Tensor part = sample_scale(5, 0.5, random_state(device(), 1, 2, 104), 4, at::kFloat);

@@ -33,9 +33,14 @@ TEST_P(MlpTest, AgreesWithFloat64) {
   };
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Shape& s : {Shape{3, 5, 7, 64, 128}, {2, 9, 4, 64, 256}, {2, 8, 8, 128, 200}, {2, 3, 5, 20, 30}}) {
-      for (const auto& [depth, scaled] : {std::pair(false, false), {true, false}, {true, true}}) {
+      struct With {
+        bool depth, scaled, drops;
+      };
+      for (const auto& [depth, scaled, drops] : {With{false, false, false}, {true, false, false}, {true, true, false},
+                                                 {false, false, true}, {true, true, true}}) {
         SCOPED_TRACE(::testing::Message() << toString(type) << " D " << s.dim << " hidden " << s.hidden << " depth "
-                                          << depth << " layer scale " << scaled);
+                                          << depth << " layer scale " << scaled << " dropout "
+                                          << drops);
         std::vector<at::Tensor> p = parameters(s.dim, s.hidden);
         if (scaled) p.push_back(leaf({s.dim}, 0.5, 1));
         std::vector<at::Tensor> p64;
@@ -44,6 +49,12 @@ TEST_P(MlpTest, AgreesWithFloat64) {
         const at::Tensor x64 = leaf_of(x.to(at::kDouble));
         MlpOptions options, reference;
         if (depth) options.sample_scale = torch::arange(s.batch, this->options(at::kFloat));
+        if (drops) {
+          options.dropout = 0.3;
+          options.stream = 9;
+          options.random = random_state(device(), 3, 4, 100);
+          reference = options;
+        }
         reference.backend = Backend::kReference;
         reference.sample_scale = depth ? options.sample_scale.to(at::kDouble) : at::Tensor();
         // Transposed x and dy.

@@ -128,6 +128,40 @@ TEST_P(PassTest, LayerScaleAgreesWithFloat64) {
   }
 }
 
+TEST_P(PassTest, ProjectionDropoutDrawsTheSameInBothBackends) {
+  PassOptions pass;
+  pass.projection_dropout = 0.3;
+  pass.stream = 17;
+  pass.random = random_state(device(), 5, 6, 1000);
+  for (const at::ScalarType type : kTypes) {
+    pass.sample_scale = sample_scale(4, 0.4, pass.random, 3, type == at::kDouble ? at::kDouble : at::kFloat);
+    pass.dropout = 0.2;
+    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+      compare({4, 6, 10, 32, 2}, axis, type, pass, true, {.rotary_base = 20, .layer_scale = 0.5});
+    }
+    pass.sample_scale = at::Tensor();
+    pass.dropout = 0;
+    compare({2, 14, 14, 64, 4}, Axis::kRow, type, pass, false);
+  }
+}
+
+TEST_P(PassTest, ASampleKeepsItsMasksInAnyBatch) {
+  const PassParameters p = pass_parameters(16, 2, 0, options(at::kDouble));
+  const at::Tensor x = torch::randn({4, 3, 5, 16}, options(at::kDouble));
+  for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+    PassOptions pass;
+    pass.axis = axis;
+    pass.heads = 2;
+    pass.dropout = pass.projection_dropout = 0.4;
+    pass.random = random_state(device(), 5, 6, 10);
+    const at::Tensor whole = axial_pass(x, p, pass);
+    pass.random.first_sample = 12;
+    EXPECT_LE(relative_error(axial_pass(x.slice(0, 2), p, pass), whole.slice(0, 2)), 1e-13);
+    pass.random.first_sample = 11;
+    EXPECT_GT(relative_error(axial_pass(x.slice(0, 2), p, pass), whole.slice(0, 2)), 1e-3);
+  }
+}
+
 // Scales as small as deep models start from keep their digits in every type, float16 with its loss scale among them.
 TEST_P(PassTest, ASmallLayerScaleKeepsItsGradients) {
   for (const at::ScalarType type : kTypes) {

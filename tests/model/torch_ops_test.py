@@ -76,12 +76,22 @@ def plain_attention(q, k, v, bias, axis, scale=None, causal=False):  # [B, H, W,
     return (scores.softmax(-1) @ v).transpose(2, 3)
 
 
-def plain_pass(x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, axis, heads, eps=1e-5):
+def plain_turned(t, table, axis):  # t [B, H, W, h, d], table [L, d/2, 2]
+    turns = torch.view_as_complex(table)[:, None]
+    turned = torch.view_as_complex(t.unflatten(-1, (-1, 2)).to(table.dtype)) * (turns[:, None] if axis == COLUMNS else turns)
+    return torch.view_as_real(turned).flatten(-2).to(t.dtype)
+
+
+def plain_pass(x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, axis, heads, eps=1e-5, rotary=None,
+               layer_scale=None):
     cast = lambda t: t.to(x.dtype)
     z = F.layer_norm(x, x.shape[-1:], cast(norm_weight), cast(norm_bias), eps)
     q, k, v = F.linear(z, cast(qkv_weight)).unflatten(-1, (3, heads, -1)).unbind(3)
+    if rotary is not None:
+        q, k = (plain_turned(t, rotary, axis) for t in (q, k))
     o = plain_attention(q, k, v, bias, axis).flatten(3)
-    return x + F.linear(o, cast(out_weight), cast(out_bias))
+    u = F.linear(o, cast(out_weight), cast(out_bias))
+    return x + (u if layer_scale is None else u * cast(layer_scale))
 
 
 class AxialAttention(nn.Module):
@@ -137,6 +147,12 @@ def core_inputs(shape, axis, dtype, device, bias=False):
     return leaves + [torch.randn(shape[3], 2 * shape[axis] - 1, dtype=wide, device=device).requires_grad_()]
 
 
+def rotary_table(length, head_dim, base=100.0):
+    frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return torch.stack((angle.cos(), angle.sin()), -1)
+
+
 def rng_on(device):
     return torch.tensor([3, 5], device=device)  # seed, offset
 
@@ -190,6 +206,11 @@ class OnDevice:
         scale = torch.tensor([0.0, 2.0, 2.0], device=self.device)
         options = dict(eps=1e-6, dropout=0.25, rng=rng_on(self.device), stream=9, first_sample=4, sample_scale=scale)
         torch.library.opcheck(op, (*inputs, ROWS, 2), options, test_utils=FORWARD_CHECKS)
+        options.update(rotary=rotary_table(6, 8).float().to(self.device), projection_dropout=0.25,
+                       layer_scale=torch.rand(16, device=self.device, requires_grad=True))
+        torch.library.opcheck(op, (*inputs, ROWS, 2), options, test_utils=FORWARD_CHECKS)
+        without_bias = (*inputs[:6], None)
+        torch.library.opcheck(op, (*without_bias, ROWS, 2), options, test_utils=FORWARD_CHECKS)
         # x with other strides, few gradients wanted, no elements.
         x = inputs[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
         torch.library.opcheck(op, (x, *inputs[1:], ROWS, 2), test_utils=FORWARD_CHECKS)
@@ -200,11 +221,13 @@ class OnDevice:
     def test_opcheck_pass_backward(self):
         op = torch.ops.axial.axial_pass_backward.default
         for bias in (False, True):
-            for wanted in ([True] * 7, [True] + [False] * 6, [False, True] * 3 + [False]):
+            for wanted in ([True] * 8, [True] + [False] * 7, [False, True] * 4):
                 with self.subTest(bias=bias, wanted=wanted):
                     inputs = pass_inputs((2, 3, 5, 8), 2, COLUMNS, torch.float32, self.device, bias)
                     inputs = [None if t is None else t.detach() for t in inputs]
-                    rest = (COLUMNS, 2, 1e-5, 0.25, rng_on(self.device), 1, 0, None, wanted)
+                    scale = torch.rand(8, device=self.device) if bias else None
+                    table = rotary_table(3, 4).float().to(self.device) if bias else None
+                    rest = (COLUMNS, 2, 1e-5, 0.25, rng_on(self.device), 1, 0, None, table, scale, 0.25, wanted)
                     dy = torch.randn_like(inputs[0])
                     torch.library.opcheck(op, (dy, *inputs, *rest), test_utils=BACKWARD_CHECKS)
 
@@ -250,6 +273,26 @@ class OnDevice:
                 for name, out, ref in list(zip(PASS_NAMES, inputs, truth))[1:]:
                     if out is not None:
                         self.assertEqual(out.grad.dtype, out.dtype)
+                        self.assertClose(out.grad, ref.grad, parameter, f"d {name}")
+
+    def test_pass_with_rotary_and_layer_scale_agrees_with_plain_pytorch(self):
+        shape, heads = (2, 5, 9, 48), 3
+        for dtype, axis, bias in itertools.product(TOLERANCES, (ROWS, COLUMNS), (False, True)):
+            with self.subTest(dtype=dtype, axis=axis, bias=bias):
+                inputs = pass_inputs(shape, heads, axis, dtype, self.device, bias)
+                scale = (1 + 0.3 * torch.randn(48)).to(self.device, inputs[1].dtype).requires_grad_()
+                *truth, true_scale = in_float64([*inputs, scale])
+                table = rotary_table(shape[axis], 16).to(self.device)
+                g = torch.randn(shape, device=self.device).to(dtype)
+                y = torch.ops.axial.axial_pass(*inputs, axis, heads, rotary=table.to(scale.dtype), layer_scale=scale)
+                expected = plain_pass(*truth, axis, heads, rotary=table, layer_scale=true_scale)
+                value, activation, parameter = TOLERANCES[dtype]
+                self.assertClose(y.double() - truth[0], expected - truth[0], value, "y - x")
+                y.backward(g)
+                expected.backward(g.double())
+                self.assertClose(inputs[0].grad.double() - g, truth[0].grad - g, activation, "dx - dy")
+                for name, out, ref in [*zip(PASS_NAMES, inputs, truth), ("layer_scale", scale, true_scale)][1:]:
+                    if out is not None:
                         self.assertClose(out.grad, ref.grad, parameter, f"d {name}")
 
     def test_attention_agrees_with_plain_pytorch(self):

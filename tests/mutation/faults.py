@@ -105,6 +105,15 @@ KERNELS = [
         ),
     ),
     *faults(
+        "kernels/cpu/features.cpp",
+        (
+            "tokens of the later samples have masks of the first",
+            "static_cast<std::uint64_t>(dropout.first_line + token)",
+            "static_cast<std::uint64_t>(token)",
+            "kernels_tests:*Features* model_tests:*Dropout*",
+        ),
+    ),
+    *faults(
         "kernels/cpu/loss.cpp",
         (
             "label smoothing over one class less",
@@ -189,11 +198,68 @@ MODEL = [
         ),
     ),
     *faults(
+        "model/pass.cpp",
+        (
+            "gradients of queries and keys stay turned",
+            "rotate_queries_and_keys_(d_qkv, x.sizes(), options, true);",
+            "",
+            "model_tests:*Gradcheck*:*PassTest*",
+        ),
+    ),
+    *faults(
+        "model/rotary.cpp",
+        (
+            "columns are turned by their token's place in the row",
+            "if (axis == Axis::kColumn) turns",
+            "if (axis == Axis::kRow) turns",
+            "model_tests:*Rotary*:*Gradcheck*",
+        ),
+        (
+            "a layer keeps the table of another line length",
+            "table_.size(0) != length || ",
+            "",
+            "model_tests:*Rotary*",
+        ),
+    ),
+    *faults(
+        "model/branch.cpp",
+        (
+            "the layer scale is missing in the projection's gradient",
+            "return fold_scale(gradient, b.layer_scale, gradient.scalar_type()).to(parameter.scalar_type());",
+            "return gradient.to(parameter.scalar_type());",
+            "model_tests:*Gradcheck*:*PassTest*:*MlpTest*",
+        ),
+        (
+            "small layer scales are folded in float16",
+            "return type != at::kHalf;",
+            "return true;",
+            "model_tests:*PassTest*",
+        ),
+        (
+            "what projection dropout left out has a gradient",
+            "const at::Tensor du = scale_tokens(dy, b);",
+            "const at::Tensor du = scale_samples(dy, b.sample_scale);",
+            "model_tests:*Gradcheck*:*PassTest*:*MlpTest*",
+        ),
+    ),
+    *faults(
         "model/dropout.cpp",
         (
             "a sample's mask depends on its place in the batch",
             "random.first_sample * lines_per_sample;",
             "random.first_sample * (lines_per_sample + 1);",
+            "model_tests:*Dropout*",
+        ),
+        (
+            "a token's mask depends on its sample's place in the batch",
+            "stream + kProjectionStreams, tokens);",
+            "stream + kProjectionStreams, 1);",
+            "model_tests:*Dropout*:*PassTest*",
+        ),
+        (
+            "the outputs of branches draw as something else does",
+            "stream + kProjectionStreams, tokens);",
+            "stream, tokens);",
             "model_tests:*Dropout*",
         ),
         (
