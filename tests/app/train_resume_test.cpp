@@ -87,7 +87,8 @@ INSTANTIATE_TEST_SUITE_P(
                     // the first updates overflow and are skipped, some of them before the stop
                     std::vector<std::string>{"optim.name=muon", "train.precision=float16", "train.accumulate=2",
                                              "train.loss_scale=16777216", "model.head_dropout=0.1"},
-                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1", "optim.name=muon",
+                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1",
+                                             "model.projection_dropout=0.1", "optim.name=muon",
                                              "optim.layer_decay=0.8"},
                     std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
                     std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
@@ -137,7 +138,8 @@ INSTANTIATE_TEST_SUITE_P(
                     // a width and a type that have fused kernels
                     std::vector<std::string>{"model.dim=[64,64]", "model.heads=[4,4]", "model.relative_bias=false",
                                              "train.precision=bfloat16"},
-                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1", "train.precision=bfloat16"},
+                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1",
+                                             "model.projection_dropout=0.1", "train.precision=bfloat16"},
                     std::vector<std::string>{"model.backend=reference", "train.precision=bfloat16"}));
 
 class Training : public ProgramTest {};
