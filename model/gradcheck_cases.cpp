@@ -28,7 +28,7 @@ at::Tensor incoming_gradient(Draw& draw, at::IntArrayRef shape, Incoming incomin
   if (incoming == Incoming::kExpanded) {
     return at::ones({}, at::dtype(at::kDouble).device(draw.device())).expand(shape);  // all strides 0
   }
-  const at::Tensor g = draw.normal(shape);
+  at::Tensor g = draw.normal(shape);
   const std::int64_t last = g.dim() - 1;
   switch (incoming) {
     case Incoming::kTransposed:

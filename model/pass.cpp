@@ -339,7 +339,7 @@ std::string describe_pass(std::int64_t batch, std::int64_t height, std::int64_t 
   const c10::OptionalDeviceGuard guard(device);
   const auto along = [&](Axis axis) {
     const kernels::KernelChoice fused = fused_pass_choice(batch, height, width, axis, dim, heads, type, device);
-    const std::string composed = describe_composed(batch, height, width, dim, heads, type, device);
+    std::string composed = describe_composed(batch, height, width, dim, heads, type, device);
     if (fused.forward[0] == 0) return composed;
     if (fused.backward[0] == 0) return std::string(fused.forward) + " without gradients, with them " + composed;
     return std::string(fused.forward) + " / " + fused.backward;

@@ -101,9 +101,7 @@ std::vector<Type> parse_types(const std::vector<std::string>& arguments, bool cu
       types.push_back({word, at::kBFloat16});
     } else if (word == "float16") {
       types.push_back({word, at::kHalf});
-    } else if (word == "float32") {
-      types.push_back({word, at::kFloat});
-    } else if (word == "tf32" && cuda) {
+    } else if (word == "float32" || (word == "tf32" && cuda)) {
       types.push_back({word, at::kFloat});
     } else {
       refuse("dtype", word.empty() ? "''" : word,
