@@ -46,11 +46,27 @@ struct PassWork {
 // to[block, depth, R] = at(row, p), zero where the rows end.
 template <class T, class At>
 void pack_rows(T* to, std::int64_t rows, std::int64_t depth, const At& at) {
-  for (std::int64_t first = 0; first < rows; first += kProductRows) {
+  std::int64_t first = 0;
+  for (; first + kProductRows <= rows; first += kProductRows) {
     for (std::int64_t p = 0; p < depth; ++p, to += kProductRows) {
-      for (std::int64_t r = 0; r < kProductRows; ++r) to[r] = first + r < rows ? at(first + r, p) : T{0};
+      for (std::int64_t r = 0; r < kProductRows; ++r) to[r] = at(first + r, p);
     }
   }
+  if (first == rows) return;
+  for (std::int64_t p = 0; p < depth; ++p, to += kProductRows) {
+    for (std::int64_t r = 0; r < kProductRows; ++r) to[r] = first + r < rows ? at(first + r, p) : T{0};
+  }
+}
+
+template <class T>
+double dot(const T* a, const T* b, std::int64_t n) {
+  double sums[4] = {};
+  std::int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (int k = 0; k < 4; ++k) sums[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
+  }
+  for (; i < n; ++i) sums[0] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
 // The gamma of the norm goes into the QKV weights, its beta into their bias.
@@ -64,8 +80,7 @@ void pack_pass(const PassWeightsOf<T>& w, const PassPlan& plan, T* common) {
   for (std::int64_t o = 0; o < plan.qkv_rows; ++o) {
     double sum = 0;
     if (o < 3 * dim) {
-      for (std::int64_t c = 0; c < dim; ++c)
-        sum += static_cast<double>(w.qkv_weight[o * dim + c]) * static_cast<double>(w.norm_bias[c]);
+      sum = dot(w.qkv_weight + o * dim, w.norm_bias, dim);
       if (w.qkv_bias != nullptr) sum += static_cast<double>(w.qkv_bias[o]);
     }
     common[plan.qkv_bias + o] = static_cast<T>(sum);
@@ -174,12 +189,6 @@ HWY_NOINLINE void normalise_columns(D d, std::int64_t dim, T eps, T* x, std::int
   hn::StoreU(rstd, d, rstd_out);
 }
 
-// Calls body(token, offset of the token) for the tokens of a line.
-template <class Pointer>
-std::int64_t token_offset(const BasicTokens<Pointer>& tokens, std::int64_t token) {
-  return token * tokens.token_stride;
-}
-
 // The normalised tokens of a group: x_hat [D, row] and, in the backward, rstd [L, lanes] and x_hat tokens first.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void load_normalised(D d, const PassWork<T>& work, const PassGroup& group) {
@@ -190,7 +199,7 @@ HWY_NOINLINE void load_normalised(D d, const PassWork<T>& work, const PassGroup&
   T* const tile = work.scratch + plan.tile;
   alignas(64) T mean[kMaxPassLanes], rstd[kMaxPassLanes];
   for (std::int64_t i = 0; i < plan.length; ++i) {
-    load_tokens(d, work.problem.dtype, x.data, offsets, token_offset(x, i), x.token_stride, plan.dim,
+    load_tokens(d, work.problem.dtype, x.data, offsets, i * x.token_stride, x.token_stride, plan.dim,
                 static_cast<const T*>(nullptr), tile, plan.width);
     T* const column = work.scratch + plan.hat + i * plan.lanes;
     transpose_tile(tile, static_cast<int>(plan.width), plan.lanes, static_cast<int>(plan.dim), column,

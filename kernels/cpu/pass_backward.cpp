@@ -148,7 +148,7 @@ HWY_NOINLINE void load_gradient(D d, const PassWork<T>& work, const PassGroup& g
   const T* factor = sample_scales(work, group, scales);
   for (std::int64_t i = 0; i < plan.length; ++i) {
     T* const tile = work.scratch + plan.du_tokens + i * plan.lanes * plan.width;
-    load_tokens(d, work.problem.dtype, dy.data, offsets, token_offset(dy, i), dy.token_stride, plan.dim, factor, tile,
+    load_tokens(d, work.problem.dtype, dy.data, offsets, i * dy.token_stride, dy.token_stride, plan.dim, factor, tile,
                 plan.width);
     std::fill(tile + group.count * plan.width, tile + plan.lanes * plan.width, T{0});
     transpose_tile(tile, static_cast<int>(plan.width), plan.lanes, static_cast<int>(plan.dim),
@@ -245,17 +245,19 @@ T sum_lanes(const T* from, int lanes) {
 template <class T>
 void finish_gradients(const PassWeightsOf<T>& w, const PassPlan& plan, const T* slab, const PassGradientsOf<T>& g) {
   const std::int64_t dim = plan.dim;
-  std::fill(g.norm_weight, g.norm_weight + dim, T{0});
-  std::fill(g.norm_bias, g.norm_bias + dim, T{0});
+  T* HWY_RESTRICT d_gamma = g.norm_weight;
+  T* HWY_RESTRICT d_beta = g.norm_bias;
+  std::fill(d_gamma, d_gamma + dim, T{0});
+  std::fill(d_beta, d_beta + dim, T{0});
   for (std::int64_t o = 0; o < 3 * dim; ++o) {
-    const T* from = slab + plan.d_qkv_weight + o * plan.width;
-    const T* weight = w.qkv_weight + o * dim;
-    T* to = g.qkv_weight + o * dim;
+    const T* HWY_RESTRICT from = slab + plan.d_qkv_weight + o * plan.width;
+    const T* HWY_RESTRICT weight = w.qkv_weight + o * dim;
+    T* HWY_RESTRICT to = g.qkv_weight + o * dim;
     const T d_bias = sum_lanes(slab + plan.d_qkv_bias + o * plan.lanes, plan.lanes);
     for (std::int64_t c = 0; c < dim; ++c) {
       to[c] = from[c] * w.norm_weight[c] + d_bias * w.norm_bias[c];
-      g.norm_weight[c] += from[c] * weight[c];
-      g.norm_bias[c] += d_bias * weight[c];
+      d_gamma[c] += from[c] * weight[c];
+      d_beta[c] += d_bias * weight[c];
     }
     if (w.qkv_bias != nullptr) g.qkv_bias[o] = d_bias;
   }
