@@ -189,9 +189,9 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
     variable_list g(10);  // one for each argument of forward
     const bool up = wanted(1) || wanted(2) || wanted(3);
     const BranchWanted ends{wanted(0) || wanted(4) || up, wanted(kDownWeight), wanted(kDownBias), wanted(kLayerScale)};
-    const BranchGradients branch =
-        branch_backward(dy, ends.product() ? at::gelu(u) : at::Tensor(),
-                        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[9], mask_of(x, options)}, ends);
+    const BranchGradients branch = branch_backward(
+        dy, ends.product() ? at::gelu(u) : at::Tensor(),
+        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[9], mask_of(x, options)}, ends);
     g[kDownWeight] = branch.weight;
     g[kDownBias] = branch.bias;
     g[kLayerScale] = branch.layer_scale;

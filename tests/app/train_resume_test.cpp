@@ -87,7 +87,8 @@ INSTANTIATE_TEST_SUITE_P(
                     // the first updates overflow and are skipped, some of them before the stop
                     std::vector<std::string>{"optim.name=muon", "train.precision=float16", "train.accumulate=2",
                                              "train.loss_scale=16777216", "model.head_dropout=0.1"},
-                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1", "optim.name=muon",
+                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1",
+                                             "model.projection_dropout=0.1", "optim.name=muon",
                                              "optim.layer_decay=0.8"},
                     std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
                     std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true",
@@ -141,7 +142,8 @@ INSTANTIATE_TEST_SUITE_P(
                                              "train.precision=bfloat16"},
                     std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true",
                                              "train.precision=bfloat16"},
-                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1", "train.precision=bfloat16"},
+                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1",
+                                             "model.projection_dropout=0.1", "train.precision=bfloat16"},
                     std::vector<std::string>{"model.backend=reference", "train.precision=bfloat16"}));
 
 class Training : public ProgramTest {};

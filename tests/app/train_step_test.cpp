@@ -45,12 +45,12 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
   EXPECT_TRUE(cases[2].tf32);
   for (const char* precision : {"float32", "bfloat16", "float16"}) {
     for (const char* bias : {"true", "false"}) {
+      const std::string rate = bias == std::string("true") ? "0.1" : "0";
       const app::Config config =
           with({std::string("train.precision=") + precision, "train.self_check=always",
                 std::string("model.relative_bias=") + bias, std::string("model.rotary=") + bias,
                 std::string("model.position_sensitive=") + bias, std::string("model.mlp_conv=") + bias,
-                std::string("model.layer_scale=") + (bias == std::string("true") ? "0.1" : "0"),
-                std::string("model.projection_dropout=") + (bias == std::string("true") ? "0.1" : "0")});
+                "model.layer_scale=" + rate, "model.projection_dropout=" + rate});
       EXPECT_NO_THROW(app::self_check(config, grid, at::kCPU)) << precision << bias;
       try {
         app::self_check(config, grid, at::kCPU, 0.05);

@@ -6,6 +6,7 @@
 
 #include "kernels/philox.h"
 #include "tests/kernels/backend_test.h"
+#include "tests/kernels/device_buffers.h"
 
 namespace axial::kernels::testing {
 namespace {

@@ -139,7 +139,7 @@ TEST_P(PassTest, ProjectionDropoutDrawsTheSameInBothBackends) {
     for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
       compare({4, 6, 10, 32, 2}, axis, type, pass, true, {.rotary_base = 20, .layer_scale = 0.5});
     }
-    pass.sample_scale = {};
+    pass.sample_scale = at::Tensor();
     pass.dropout = 0;
     compare({2, 14, 14, 64, 4}, Axis::kRow, type, pass, false);
   }

@@ -78,8 +78,8 @@ def plain_attention(q, k, v, bias, axis, scale=None, causal=False):  # [B, H, W,
 
 def plain_turned(t, table, axis):  # t [B, H, W, h, d], table [L, d/2, 2]
     turns = torch.view_as_complex(table)[:, None]
-    turned = torch.view_as_complex(t.unflatten(-1, (-1, 2)).to(table.dtype)) * (turns[:, None] if axis == COLUMNS else turns)
-    return torch.view_as_real(turned).flatten(-2).to(t.dtype)
+    points = torch.view_as_complex(t.unflatten(-1, (-1, 2)).to(table.dtype))
+    return torch.view_as_real(points * (turns[:, None] if axis == COLUMNS else turns)).flatten(-2).to(t.dtype)
 
 
 def plain_pass(x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, axis, heads, eps=1e-5, rotary=None,
