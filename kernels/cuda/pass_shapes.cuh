@@ -191,9 +191,7 @@ struct PassSplitShape {
                        kEnd = (kKey + 16 + 127) / 128 * 128;
   // Where two warps exchange their sums: over x_hat and dy, if that is room enough.
   static constexpr int kExchangeBytes = 8 * 8192, kExchange = kQ - kX >= kExchangeBytes ? kX : kEnd,
-                       kNext = kExchange == kX ? kEnd : kEnd + kExchangeBytes,  // x of the next tile, as kX
-      kBytes = kNext + kBlocks * kImage;
-  static_assert(kBytes <= 232448);
+                       kBytes = kExchange == kX ? kEnd : kEnd + kExchangeBytes;
 
   // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV and dy, [3][64].
   static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 3 * 64;
