@@ -42,7 +42,6 @@ std::size_t element_size(DType dtype) {
     case DType::kFloat32:
       return 4;
     case DType::kBFloat16:
-      return 2;
     case DType::kFloat16:
       return 2;
   }

@@ -42,7 +42,7 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
     parameters.conv_weight = mlp_conv_->weight;
     parameters.conv_bias = mlp_conv_->bias;
   }
-  const torch::Tensor y = mlp(x, parameters, options);
+  torch::Tensor y = mlp(x, parameters, options);
   observe(this, "MLP", y);
   return y;
 }

@@ -10,15 +10,17 @@ double linear(double in, double out, bool bias) { return in * out + (bias ? out 
 
 double layer_norm(double dim) { return 2 * dim; }
 
-// One pass: norm, qkv, projection; the table of its relative positions.
-double pass(double dim, double heads, double line, bool relative_bias) {
+// One pass along lines of `line` tokens: norm, qkv, projection; its tables of relative positions; layer scale.
+double pass(const AxialClassifierOptions& o, double dim, double heads, double line) {
   return layer_norm(dim) + linear(dim, 3 * dim, false) + linear(dim, dim, true) +
-         (relative_bias ? heads * (2 * line - 1) : 0);
+         (2 * line - 1) * ((o.relative_bias ? heads : 0) + (o.position_sensitive ? 3 * dim / heads : 0)) +
+         (o.layer_scale > 0 ? dim : 0);
 }
 
-double mlp(double dim, double ratio) {
-  const double hidden = std::round(ratio * dim);
-  return layer_norm(dim) + linear(dim, hidden, true) + linear(hidden, dim, true);
+double mlp(const AxialClassifierOptions& o, double dim) {
+  const double hidden = std::round(o.mlp_ratio * dim);
+  return layer_norm(dim) + linear(dim, hidden, true) + linear(hidden, dim, true) +
+         (o.mlp_conv ? (3 * 3 + 1) * hidden : 0) + (o.layer_scale > 0 ? dim : 0);
 }
 
 }  // namespace
@@ -58,8 +60,7 @@ double element_count(const AxialClassifierOptions& o) {
     }
     const double heads = static_cast<double>(o.heads[stage]);
     sum += static_cast<double>(o.depth[stage]) *
-           (pass(dim(stage), heads, columns, o.relative_bias) + pass(dim(stage), heads, rows, o.relative_bias) +
-            mlp(dim(stage), o.mlp_ratio));
+           (pass(o, dim(stage), heads, columns) + pass(o, dim(stage), heads, rows) + mlp(o, dim(stage)));
   }
   const double last = dim(o.dim.size() - 1);
   return sum + layer_norm(last) + linear(last, static_cast<double>(o.classes), true);

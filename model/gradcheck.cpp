@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "model/gradcheck_cases.h"

@@ -60,13 +60,14 @@ class Scratch {
 // of.
 std::vector<std::uint8_t> photograph(std::uint64_t number, int width, int height) {
   std::vector<std::uint8_t> pixels;
-  pixels.reserve(static_cast<std::size_t>(3 * width * height));
+  pixels.reserve(3 * static_cast<std::size_t>(width) * static_cast<std::size_t>(height));
   const kernels::Philox4 look = data::draw(2026, number, 0);
   const double across = 0.004 + 0.02 * data::unit(look.x[0]), down = 0.004 + 0.02 * data::unit(look.x[1]);
   const int thing = 30 + static_cast<int>(data::below(look.x[2], 60));
   for (int y = 0; y < height; ++y) {
     for (int x = 0; x < width; ++x) {
-      const kernels::Philox4 noise = data::draw(number, static_cast<std::uint64_t>(y * width + x), 1);
+      const std::int64_t pixel = std::int64_t{y} * width + x;
+      const kernels::Philox4 noise = data::draw(number, static_cast<std::uint64_t>(pixel), 1);
       const double edge = (x / thing + y / thing) % 2 ? 22 : -22;
       for (int c = 0; c < 3; ++c) {
         const double wave = 80 * std::sin(across * x * (1 + 0.3 * c)) * std::cos(down * y + c);

@@ -35,6 +35,12 @@ TEST(Elements, AreThoseOfTheModelThatIsMade) {
         o.depth = {1, 2, 0};
         o.mlp_ratio = 1.3;
         EXPECT_EQ(element_count(o), made(o));
+        o.layer_scale = 0.1;
+        o.mlp_conv = true;
+        EXPECT_EQ(element_count(o), made(o));
+        o.position_sensitive = true;
+        o.relative_bias = false;
+        EXPECT_EQ(element_count(o), made(o));
       }
     }
   }
