@@ -245,8 +245,8 @@ PassParameters unscaled(PassParameters p) {
   return p;
 }
 
-// The fused kernels know no layer scale: y = x + lambda o (O W_out^T + b_out) is a pass with other weights, whose gradients
-// autograd takes apart.
+// The fused kernels know no layer scale: y = x + lambda o (O W_out^T + b_out) is a pass with other weights, whose
+// gradients autograd takes apart.
 PassParameters fold_layer_scale(const PassParameters& p) {
   if (!p.layer_scale.defined()) return p;
   PassParameters folded = unscaled(p);

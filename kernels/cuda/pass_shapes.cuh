@@ -199,7 +199,8 @@ struct PassSplitShape {
   // Shared memory of the products' kernel: weights, a ring of stages (two half images each), a tile of ones, what the
   // warpgroups exchange, the places of 64 rows, and the ring's barriers.
   static constexpr int kProductStage = 2 * (kImage / 2), kProductStages = 8, kExchangeTurns = kParts == 1 ? 2 : 1;
-  static constexpr int kProductBytes = S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 512 + 128;
+  static constexpr int kProductBytes =
+      S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 512 + 128;
   static_assert(kBlocks <= 2 && kProductBytes <= 232448);
 };
 
