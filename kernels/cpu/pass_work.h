@@ -111,8 +111,8 @@ bool empty(const PassProblem& problem);  // no token
 
 // The caller's memory may have any alignment.
 inline void* aligned_workspace(void* workspace) {
-  return reinterpret_cast<void*>(
-      round_up(reinterpret_cast<std::uintptr_t>(workspace), std::uintptr_t{kWorkspaceAlignment}));
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
+  return static_cast<char*>(workspace) + (round_up(address, std::uintptr_t{kWorkspaceAlignment}) - address);
 }
 
 // Those of a problem that is not float64.
