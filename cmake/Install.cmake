@@ -18,8 +18,8 @@ endif()
 
 # Headers call each other by their path in the sources; installed they are below axial/, so that nobody's model/block.h
 # is taken for ours.
-set(headers kernels/kernels.h kernels/pass.h kernels/mlp.h kernels/tokens.h kernels/philox.h)
-foreach(name attention attention_map block classifier core gradcheck mlp options pass random reference stem)
+set(headers kernels/kernels.h kernels/pass.h kernels/pass_cpu.h kernels/mlp.h kernels/tokens.h kernels/philox.h)
+foreach(name attention attention_map block classifier core gradcheck mlp options pass random reference rotary stem)
   list(APPEND headers model/${name}.h)
 endforeach()
 install(CODE "

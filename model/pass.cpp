@@ -245,8 +245,13 @@ PassParameters unscaled(PassParameters p) {
   return p;
 }
 
-// The fused kernels know no layer scale: y = x + lambda o (O W_out^T + b_out) is a pass with other weights, whose
-// gradients autograd takes apart.
+// The pass that the fused kernels are asked for, which know no layer scale: y = x + lambda o (O W_out^T + b_out) is a
+// pass with other weights. Not in float16, where those would underflow.
+PassParameters fused_parameters(const at::Tensor& x, const PassParameters& p) {
+  return x.scalar_type() == at::kHalf ? p : unscaled(p);
+}
+
+// Those weights; autograd takes their gradients apart.
 PassParameters fold_layer_scale(const PassParameters& p) {
   if (!p.layer_scale.defined()) return p;
   PassParameters folded = unscaled(p);
