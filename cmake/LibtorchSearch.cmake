@@ -68,6 +68,10 @@ function(axial_use_libtorch target root cudart runtime_path)
   target_include_directories(${target} SYSTEM INTERFACE "${root}/include" "${root}/include/torch/csrc/api/include")
   target_compile_options(${target} INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unknown-pragmas>)
   target_link_libraries(${target} INTERFACE "${lib}/libtorch_cpu.so" "${lib}/libc10.so")
+  # Without it at::parallel_for is a plain loop in whoever includes it. The runtime is libtorch's own: libgomp.so.1. Clang
+  # would bring another one.
+  target_compile_options(${target} INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fopenmp>)
+  target_link_libraries(${target} INTERFACE "${lib}/libgomp.so.1")
   set(rpath_links "")
   foreach(folder IN LISTS runtime_path)
     list(APPEND rpath_links "LINKER:-rpath-link,${folder}")
