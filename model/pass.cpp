@@ -245,8 +245,8 @@ PassParameters unscaled(PassParameters p) {
   return p;
 }
 
-// The fused kernels know no layer scale: y = x + lambda o (O W_out^T + b_out) is a pass with other weights, whose gradients
-// autograd takes apart.
+// The fused kernels know no layer scale: y = x + lambda o (O W_out^T + b_out) is a pass with other weights, whose
+// gradients autograd takes apart.
 PassParameters fold_layer_scale(const PassParameters& p) {
   if (!p.layer_scale.defined()) return p;
   PassParameters folded = unscaled(p);
@@ -265,7 +265,7 @@ void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions
     gradients = gradients || needs_gradients(x, parameters[i]);
   }
   for (int i = 0; i < count; ++i) {
-    if (!fused_pass_serves(x, unscaled(parameters[i]), options[i], gradients)) return;
+    if (!fused_pass_serves(x, fused_parameters(x, parameters[i]), options[i], gradients)) return;
   }
   for (int i = 0; i < count; ++i) parameters[i] = fold_layer_scale(parameters[i]);
   fused_pass_prepare(x, parameters, options, count);
@@ -275,7 +275,8 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
   check_pass(x, p, options);
   if (p.relative.defined()) return position_sensitive_pass(x, p, options);
   const bool save = needs_gradients(x, p);
-  if (fused_pass_serves(x, unscaled(p), options, save)) return fused_pass(x, fold_layer_scale(p), options, save);
+  if (fused_pass_serves(x, fused_parameters(x, p), options, save))
+    return fused_pass(x, fold_layer_scale(p), options, save);
   const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
   return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, optional(p.bias),
                              optional(p.layer_scale), options, save);

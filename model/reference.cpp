@@ -43,8 +43,13 @@ at::Tensor reference_attention_probabilities(const at::Tensor& q, const at::Tens
 }
 
 at::Tensor reference_attention_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                    const at::Tensor& bias, const CoreOptions& options,
-                                    const RelativeTables& tables) {
+                                    const at::Tensor& bias, const CoreOptions& options) {
+  return reference_position_sensitive_core(q, k, v, bias, {}, options);
+}
+
+at::Tensor reference_position_sensitive_core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const at::Tensor& bias, const RelativeTables& tables,
+                                             const CoreOptions& options) {
   const kernels::Lines lines = lines_of(q.size(0), q.size(1), q.size(2), options.axis);
   const std::int64_t heads = q.size(3), length = lines.length;
   at::Tensor p = reference_attention_probabilities(q, k, bias, options, tables);  // [B, N, h, L, L]
@@ -128,8 +133,8 @@ at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const Pa
 at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
   check_pass(x, parameters, options);
   const Projected in = project(x, parameters, options);
-  const at::Tensor o = reference_attention_core(in.q, in.k, in.v, parameters.bias, reference_core_options(options),
-                                                parameters.relative);
+  const at::Tensor o = reference_position_sensitive_core(in.q, in.k, in.v, parameters.bias, parameters.relative,
+                                                         reference_core_options(options));
   return reference_residual(x, o, parameters, options);
 }
 

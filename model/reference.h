@@ -23,7 +23,14 @@ at::Tensor reference_attention_core(const at::Tensor& q,     // [B, H, W, h, d],
                                     const at::Tensor& k,     // [B, H, W, h, d]
                                     const at::Tensor& v,     // [B, H, W, h, d]
                                     const at::Tensor& bias,  // [h, 2L-1] or undefined
-                                    const CoreOptions& options, const RelativeTables& tables = {});
+                                    const CoreOptions& options);
+
+// Position-sensitive attention (model/position_sensitive.h); without tables the core above.
+at::Tensor reference_position_sensitive_core(const at::Tensor& q,     // [B, H, W, h, d], any strides
+                                             const at::Tensor& k,     // [B, H, W, h, d]
+                                             const at::Tensor& v,     // [B, H, W, h, d]
+                                             const at::Tensor& bias,  // [h, 2L-1] or undefined
+                                             const RelativeTables& tables, const CoreOptions& options);
 
 // Same contract as axial_pass (model/pass.h), any order of derivatives.
 at::Tensor reference_pass(const at::Tensor& x,  // [B, H, W, D]

@@ -29,7 +29,8 @@ at::Tensor channels_last(const at::Tensor& images) {
 }
 
 at::Tensor composed_positions(const at::Tensor& x, const at::Tensor& row_pos, const at::Tensor& col_pos) {
-  return x + (row_pos + col_pos).to(x.scalar_type());
+  // In the wider of both types, in which their gradients are then summed over the samples.
+  return (x + (row_pos + col_pos)).to(x.scalar_type());
 }
 
 at::Tensor composed_stem(const at::Tensor& images, const StemConvolution& c, const at::Tensor& row_pos,

@@ -291,7 +291,8 @@ Status pack_weights(const PassProblem* problems, void* const* packed, int count,
   for (int first = 0, next = 0; first < count && status.ok(); first = next) {
     next = first + 1;
     if (!packs(first)) continue;
-    while (next < count && next - first < kMaxPackedTogether && packs(next) && alike(problems[first], problems[next])) {
+    while (next < count && next - first < kMaxPackedTogether && packs(next) &&
+           alike(problems[first], problems[next])) {
       ++next;
     }
     status = pack_passes(problems + first, packed + first, next - first, stream);

@@ -38,7 +38,8 @@ inline constexpr int kPackOutBlocks = S::kDim / kWarps;
 template <class S>
 inline constexpr int kPackBlocks = kPackOutBlocks<S> + S::kQkvRows / kWarps;
 
-// Of the blocks of a problem the first kPackOutBlocks: the output projection and its bias; the others: the rows of QKV.
+// Of the blocks of a problem the first kPackOutBlocks: the output projection and its bias; the others: the rows of
+// QKV.
 template <class S>
 __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackArguments arguments) {
   using V = typename S::Value;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
     if (lane == 0) reinterpret_cast<float*>(p.packed + S::kOutBias)[channel] = w.out_bias[channel] + sum;
     return;
   }
-  const int row = (block - kPackOutBlocks<S>) * kWarps + warp;  // of the image
+  const int row = (block - kPackOutBlocks<S>)*kWarps + warp;  // of the image
   const int head = row / (3 * S::kHeadDim), m = row / S::kHeadDim % 3, c = row % S::kHeadDim;
   const bool padding = c >= kTrue;
   const int from = padding ? 0 : m * S::kDim + head * kTrue + c;
@@ -112,8 +113,8 @@ Status pack(const PassProblem& problem, const PackArguments& arguments, int coun
 Status pack_passes(const PassProblem* problems, void* const* packed, int count, cudaStream_t stream) {
   const PassProblem& first = problems[0];
   PackArguments arguments = {};
-  arguments.query_scale =
-      static_cast<float>(1.4426950408889634 / sqrt(static_cast<double>(first.dim) / static_cast<double>(first.heads)));
+  arguments.query_scale = static_cast<float>(1.4426950408889634 /
+                                             sqrt(static_cast<double>(first.dim) / static_cast<double>(first.heads)));
   for (int i = 0; i < count; ++i) {
     arguments.one[i] = {problems[i].weights, static_cast<unsigned char*>(packed[i]), explicit_biases(problems[i])};
   }

@@ -191,9 +191,7 @@ struct PassSplitShape {
                        kEnd = (kKey + 16 + 127) / 128 * 128;
   // Where two warps exchange their sums: over x_hat and dy, if that is room enough.
   static constexpr int kExchangeBytes = 8 * 8192, kExchange = kQ - kX >= kExchangeBytes ? kX : kEnd,
-                       kNext = kExchange == kX ? kEnd : kEnd + kExchangeBytes,  // x of the next tile, as kX
-      kBytes = kNext + kBlocks * kImage;
-  static_assert(kBytes <= 232448);
+                       kBytes = kExchange == kX ? kEnd : kEnd + kExchangeBytes;
 
   // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV and dy, [3][64].
   static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 3 * 64;
@@ -201,7 +199,8 @@ struct PassSplitShape {
   // Shared memory of the products' kernel: weights, a ring of stages (two half images each), a tile of ones, what the
   // warpgroups exchange, the places of 64 rows, and the ring's barriers.
   static constexpr int kProductStage = 2 * (kImage / 2), kProductStages = 8, kExchangeTurns = kParts == 1 ? 2 : 1;
-  static constexpr int kProductBytes = S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 512 + 128;
+  static constexpr int kProductBytes =
+      S::kQkvBytes + kProductStages * kProductStage + 1024 + kExchangeTurns * 1024 + 512 + 128;
   static_assert(kBlocks <= 2 && kProductBytes <= 232448);
 };
 

@@ -55,75 +55,45 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   __syncthreads();
 
   // A thread's x and dy: [row g, g + 8 of its warp's strip][block][half]. 16-byte group of a half row: odd rows start
-  // with the second half, so that two rows meet all banks. Where registers allow it both are loaded before the attention of
-  // the tile before. Else x goes to shared memory meanwhile, each thread's own for itself, and dy is loaded behind it.
+  // with the second half, so that two rows meet all banks. They are loaded before the attention of the tile before, where
+  // registers allow it, else behind it.
   constexpr bool kEarly = kSplit == 1 && !kGeneral;
   uint4 xr[4 * kBlocks], gr[4 * kBlocks];
-  const auto channel_of = [](int g, int t, int i) { return 64 * (i >> 1) + 8 * (4 * ((g ^ i) & 1) + t); };
   const auto load = [&](int tile) {
     const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
     const RowPlace<kStrips> place{geometry, late(this_warp)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto offset = [&](const TokenStrides& strides) {
-        return tile < p.last_tile ? place.offset_of(tile, g + 8 * r, strides) : kNoRow;
-      };
-      const std::int64_t from = kEarly ? offset(p.x_strides) : kNoRow,
-                         from_dy = kEarly && p.same_layout ? from : offset(p.dy_strides);
+      const std::int64_t from = tile < p.last_tile ? place.offset_of(tile, g + 8 * r, p.x_strides) : kNoRow;
+      const std::int64_t from_dy = p.same_layout ? from : place.offset_of(tile, g + 8 * r, p.dy_strides);
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
-        uint4 &x = xr[2 * kBlocks * r + i], &dy = gr[2 * kBlocks * r + i];
-        if constexpr (kEarly) x = make_uint4(0, 0, 0, 0);
-        dy = make_uint4(0, 0, 0, 0);
-        if (from_dy != kNoRow) {
-          if constexpr (kEarly) {
-            x = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + channel_of(g, t, i));
-          }
-          dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + channel_of(g, t, i));
+        const int at = 64 * (i >> 1) + 8 * (4 * ((g ^ i) & 1) + t);
+        xr[2 * kBlocks * r + i] = gr[2 * kBlocks * r + i] = make_uint4(0, 0, 0, 0);
+        if (from != kNoRow) {
+          xr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + at);
+          gr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + at);
         }
       }
     }
-  };
-  // Where chunk i of row r lies in the next tile's x.
-  const auto next_at = [&](int g, int t, int r, int i) {
-    return base + L::kNext + (i >> 1) * L::kImage + (16 * late(this_warp) + g + 8 * r) * 128 +
-           (((4 * ((g ^ i) & 1) + t) ^ (g & 7)) << 4);
-  };
-  const auto fetch_x = [&](int tile) {
-    const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
-    const RowPlace<kStrips> place{geometry, late(this_warp)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::int64_t from = tile < p.last_tile ? place.offset_of(tile, g + 8 * r, p.x_strides) : kNoRow;
-#pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
-        copy_async(next_at(g, t, r, i), static_cast<const V*>(p.x) + (from == kNoRow ? 0 : from + channel_of(g, t, i)),
-                   from != kNoRow);
-      }
-    }
-    copy_commit();
   };
   const int step = static_cast<int>(gridDim.x) / L::kParts;
   const auto scratch_of = [&](int tile) {
     return p.scratch + static_cast<std::int64_t>(tile - p.first_tile) * L::kTileBytes;
   };
   int tile = p.first_tile + static_cast<int>(blockIdx.x) / L::kParts;
-  if constexpr (!kEarly) fetch_x(tile);
   load(tile);
   for (; tile < p.last_tile; tile += step) {
     {
       const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
       const RowPlace<kStrips> place{geometry, late(this_warp)};
       const auto group = [g, t](int j) { return 4 * ((g ^ j) & 1) + t; };
-      if constexpr (!kEarly) {
-        copy_wait<0>();
+      if (!kEarly && tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
+        const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
+        if (next != kNoRow) {
+          const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
 #pragma unroll
-        for (int i = 0; i < 4 * kBlocks; ++i) xr[i] = load_shared(next_at(g, t, i / (2 * kBlocks), i % (2 * kBlocks)));
-        if (tile + step < p.last_tile) {  // dy of the next tile is on its way to the cache meanwhile
-          const std::int64_t next = place.offset_of(tile + step, lane & 15, p.dy_strides);
-          if (next != kNoRow && lane < 16 * kBlocks) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const V*>(p.dy) + next + 64 * (lane >> 4)));
-          }
+          for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
         }
       }
       if (threadIdx.x == 0) bulk_wait_read();  // of the tile before
@@ -172,7 +142,6 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         }
       }
     }
-    if constexpr (!kEarly) fetch_x(tile + step);
     wgmma_publish();
     __syncthreads();
     if (part == 0 && threadIdx.x == 0) {  // x_hat and dy lie side by side in both places

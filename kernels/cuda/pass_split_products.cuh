@@ -1,9 +1,9 @@
-// Second of two kernels of a backward (PassSplitShape): the products over scratch, which is copied to shared memory as it
-// lies there, by one thread of a warpgroup of its own, through a ring of stages.
+// Second of two kernels of a backward (PassSplitShape): the products over scratch, which is copied to shared memory
+// as it lies there, by one thread of a warpgroup of its own, through a ring of stages.
 //   gradients: [dQ dK dV]^T x_hat and O^T dy of the block's part, in registers over all its tiles
 //   inputs:    dx_hat = [dQ dK dV] W_qkv, then the backward of the normalisation; dx = dy + ...
-// The blocks of a tile, one a part, each make dx of their share of its rows: of 64 where there are two parts. The warps
-// beside the one that loads bring it to memory.
+// The blocks of a tile, one a part, each make dx of their share of its rows: of 64 where there are two parts. The
+// warps beside the one that loads bring it to memory.
 #pragma once
 
 #include "kernels/cuda/bulk.cuh"
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   using F = Fragment<V>;
   using L = PassSplitShape<S>;
   constexpr int kBlocks = L::kBlocks, kHalfImage = L::kImage / 2, kStage = L::kProductStage;
-  constexpr int kChannels = S::kDim / 2;            // of dx, a warpgroup
+  constexpr int kChannels = S::kDim / 2;              // of dx, a warpgroup
   constexpr int kOwnHalves = L::kParts == 1 ? 2 : 1;  // of a tile, of which a block makes dx
   // Barriers: 1, 2 of a warpgroup.
   constexpr int kExchanged = 3, kReady = 4, kStored = 5, kStorers = 96;
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
               const std::int64_t to = places[row];
               if (to == kNoRow) continue;
               const uint4 v = value(row), dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) +
-                                                                            place_of(row, p.dy_strides) + 8 * c);
+                                                                               place_of(row, p.dy_strides) + 8 * c);
               const auto add = [](std::uint32_t a, std::uint32_t b) {
                 return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
               };
@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     ring.advance();
     return stage;
   };
-  // Starts the gradients of a half, from its stages: `own` holds dQ and dK, or dV and O, whichever are this warpgroup's.
+  // Starts the gradients of a half, from its stages: `own` holds dQ and dK, or dV and O, whichever are this
+  // warpgroup's.
   const auto gradients = [&](int own, int of_x, int of_dy, float(&columns)[2][4]) {
     const std::uint32_t a0 = wgmma_operand(stage_address(own)), a1 = a0 + 512,
                         x_hat = wgmma_operand(stage_address(of_x), kHalfImage),
@@ -228,7 +229,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         inputs(of_parts[k], k, k != 0);
       }
       const int of_x = next_stage(), of_dy = next_stage();
-      const auto of_part = [&](bool mine, int i) { return mine == (part == 0) ? of_parts[0][i] : of_parts[L::kParts - 1][i]; };
+      const auto of_part = [&](bool mine, int i) {
+        return mine == (part == 0) ? of_parts[0][i] : of_parts[L::kParts - 1][i];
+      };
       float columns[2][4];
       if constexpr (kGradients) {
         gradients(group == 0 ? of_part(true, 0) : of_part(true, 1), of_x, of_dy, columns);
@@ -244,8 +247,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       }
 
       // The backward of the normalisation: first the sums over a row.
-      const std::uint32_t x_at = stage_address(of_x) + (kBlocks == 2 ? group * kHalfImage : 0) +
-                                 (16 * strip + (lane & 15)) * 128;
+      const std::uint32_t x_at =
+          stage_address(of_x) + (kBlocks == 2 ? group * kHalfImage : 0) + (16 * strip + (lane & 15)) * 128;
       const auto at = [&](int i) {  // 16 channels
         const int c = 2 * i + (lane >> 4) + (kBlocks == 2 ? 0 : 4 * group);
         return x_at + ((c ^ (lane & 7)) << 4);
@@ -264,8 +267,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
           mean_x[j & 1] = fmaf(d[0], F::low(x[j]), fmaf(d[1], F::high(x[j]), mean_x[j & 1]));
         }
       }
-      // The other warpgroup has the other channels of the same rows. With two parts one place to exchange them will do: a
-      // tile needs stages that both have released after what they read there of the tile before.
+      // The other warpgroup has the other channels of the same rows. With two parts one place to exchange them will
+      // do: a tile needs stages that both have released after what they read there of the tile before.
       float2* exchange = reinterpret_cast<float2*>(shared + kExchange) + (L::kExchangeTurns == 2 ? half * 128 : 0);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -259,6 +259,7 @@ PassCase random_cpu_pass_case(std::uint64_t seed) {
     c.heads = width.heads;
   }
   if (!random.one_in(4)) c.length = (c.length - 1) % 32 + 1;
+  c.length = std::min(c.length, 16384 / c.dim);  // what a thread's scratch holds
   while (c.outer[0] * c.outer[1] * c.outer[2] * c.length > 2000 && c.outer[1] > 1) c.outer[1] /= 2;
   c.bias = random.one_in(3);
   c.token_shift = random.one_in(3) ? random.below(8) : 0;

@@ -45,8 +45,8 @@ class PositionSensitiveTest : public OnDevice {
 
 at::Tensor core(const Inputs& in, const CoreOptions& o, Backend backend) {
   if (backend == Backend::kFused) return position_sensitive_core(in.qkv, in.tables, in.bias, o);
-  return reference_attention_core(in.qkv.select(3, 0), in.qkv.select(3, 1), in.qkv.select(3, 2), in.bias, o,
-                                  in.tables);
+  return reference_position_sensitive_core(in.qkv.select(3, 0), in.qkv.select(3, 1), in.qkv.select(3, 2), in.bias,
+                                           in.tables, o);
 }
 
 // The definition, one number at a time.
