@@ -257,11 +257,11 @@ at::Tensor add_positions(const at::Tensor& x, const at::Tensor& row_pos, const a
 
 at::Tensor normalised_mean(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
                            Backend backend) {
-  const auto type = x.scalar_type();
+  const auto type = x.scalar_type(), sums = accumulate_type(type);
   if (!may_serve(x, backend) || !supported(pool_problem(x, eps)).ok()) {
-    return at::layer_norm(x, {x.size(3)}, weight.to(type), bias.to(type), eps).mean({1, 2});
+    // In a 16-bit type libtorch's CPU would add the gradients of all tokens up in it.
+    return at::layer_norm(x.to(sums), {x.size(3)}, weight.to(sums), bias.to(sums), eps).mean({1, 2}).to(type);
   }
-  const auto sums = accumulate_type(type);
   return at::addcmul(bias.to(sums), PoolFunction::apply(x, eps), weight.to(sums)).to(type);
 }
 
