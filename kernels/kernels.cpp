@@ -168,6 +168,18 @@ Status validate(const Lines& lines, std::int64_t heads, const Dropout& dropout, 
   return {};
 }
 
+Status check_pass_extents(const PassProblem& problem) {
+  for (const std::int64_t extent : problem.lines.outer) {
+    if (extent < 0)
+      return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
+  }
+  if (problem.lines.length < 0 || !(problem.eps >= 0)) {
+    return failure(Code::kInvalid, "fused pass: length %lld, eps %g; both are 0 or more",
+                   static_cast<long long>(problem.lines.length), problem.eps);
+  }
+  return {};
+}
+
 Status validate_workspace(const void* workspace, std::size_t bytes, std::size_t needed) {
   if (needed == 0) return {};
   if (workspace == nullptr) return failure(Code::kInvalid, "workspace is null; %zu bytes are needed", needed);

@@ -6,10 +6,11 @@
 #include "kernels/mlp.h"
 #include "model/branch.h"
 #include "model/bridge.h"
+#include "model/composed.h"
 #include "model/dropout.h"
 #include "model/launch.h"
-#include "model/composed.h"
 #include "model/mlp_conv.h"
+#include "model/mlp_options.h"
 
 namespace axial {
 namespace {
@@ -39,8 +40,13 @@ std::int64_t tokens_of(const at::Tensor& x) { return x.size(0) * x.size(1) * x.s
 MlpParameters ready(const MlpParameters& p) {
   const auto as_float = [](const at::Tensor& t) { return t.detach().to(at::kFloat).contiguous(); };
   const auto folded = [&](const at::Tensor& t) { return as_float(fold_scale(t, p.layer_scale, at::kFloat)); };
-  return {as_float(p.norm_weight), as_float(p.norm_bias), as_float(p.up_weight), as_float(p.up_bias),
-          folded(p.down_weight),   folded(p.down_bias),   {}};
+  return {as_float(p.norm_weight),
+          as_float(p.norm_bias),
+          as_float(p.up_weight),
+          as_float(p.up_bias),
+          folded(p.down_weight),
+          folded(p.down_bias),
+          {}};
 }
 
 // x contiguous and aligned.
@@ -59,12 +65,6 @@ kernels::MlpProblem problem_on(const at::Tensor& x, const MlpParameters& weights
 
 at::Tensor bytes_on(const at::Tensor& x, std::size_t count) {
   return at::empty({static_cast<std::int64_t>(count)}, x.options().dtype(at::kByte));
-}
-
-// Of the output's dropout, [T, D]; undefined: none. Drawn anew each time.
-at::Tensor mask_of(const at::Tensor& x, const MlpOptions& options) {
-  return projection_scale(x.size(0), x.size(1) * x.size(2), x.size(3), options.dropout, options.random,
-                          options.stream, accumulate_type(x.scalar_type()));
 }
 
 // Arguments of both Functions that have gradients; 0 is x.
@@ -123,14 +123,14 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     }
     const std::size_t bytes = kernels::cuda::mlp_backward_workspace(problem);
     const at::Tensor workspace = bytes_on(x, bytes);
-    check_status(kernels::cuda::mlp_backward(problem, packed.const_data_ptr(), dy.const_data_ptr(),
-                                             dx.mutable_data_ptr(), gradients, workspace.mutable_data_ptr(), bytes,
-                                             current_stream(x.device())),
-                 "mlp backward");
+    check_status(
+        kernels::cuda::mlp_backward(problem, packed.const_data_ptr(), dy.const_data_ptr(), dx.mutable_data_ptr(),
+                                    gradients, workspace.mutable_data_ptr(), bytes, current_stream(x.device())),
+        "mlp backward");
     // Of the folded projection, as the kernel has it.
     if (lambda.defined() && any) {
-      const BranchGradients branch = unfold_scale(g[kDownWeight], g[kDownBias], {saved[5], saved[6], lambda},
-                                                  {false, true, true, true});
+      const BranchGradients branch =
+          unfold_scale(g[kDownWeight], g[kDownBias], {saved[5], saved[6], lambda}, {false, true, true, true});
       g[kDownWeight] = branch.weight;
       g[kDownBias] = branch.bias;
       g[kLayerScale] = branch.layer_scale;
@@ -152,20 +152,18 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
                             const std::optional<at::Tensor>& layer_scale, const MlpOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
     const auto type = x_any.scalar_type();
-    const at::Tensor x = aligned_contiguous(x_any);            // [B, H, W, D]
-    const at::Tensor tokens = x.view({-1, x.size(3)});         // [T, D]
-    const at::Tensor u = at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
-                                   fold_weight(up_weight, norm_weight, type).t());  // [T, hidden]
+    const at::Tensor x = aligned_contiguous(x_any);     // [B, H, W, D]
+    const at::Tensor tokens = x.view({-1, x.size(3)});  // [T, D]
+    const at::Tensor u =
+        at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
+                  fold_weight(up_weight, norm_weight, type).t());  // [T, hidden]
     const at::Tensor lambda = layer_scale.value_or(at::Tensor());
     const at::Tensor y = branch_forward(
-        at::gelu(u), {down_weight, down_bias, lambda, options.sample_scale, mask_of(x, options)}, tokens);
+        at::gelu(u), {down_weight, down_bias, lambda, options.sample_scale, output_mask(x, options)}, tokens);
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, u,
                               options.sample_scale, options.random.rng});
-      ctx->saved_data["eps"] = options.eps;
-      ctx->saved_data["dropout"] = options.dropout;
-      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
-      ctx->saved_data["first_sample"] = options.random.first_sample;
+      save_options(ctx, options);
     }
     return y.view(x.sizes());
   }
@@ -178,27 +176,25 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
                      &u = saved[8];
     const c10::OptionalDeviceGuard guard(x.device());
     const auto type = x.scalar_type();
-    const double eps = ctx->saved_data["eps"].toDouble();
-    MlpOptions options;
-    options.dropout = ctx->saved_data["dropout"].toDouble();
-    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
-    options.random = {saved[10], ctx->saved_data["first_sample"].toInt()};
+    const MlpOptions options = saved_mlp_options(ctx, saved[9], saved[10]);
     const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
-    const at::Tensor tokens = x.view({-1, x.size(3)});                                       // [T, D]
-    const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());     // [T, D]
+    const at::Tensor tokens = x.view({-1, x.size(3)});                                    // [T, D]
+    const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());  // [T, D]
     variable_list g(10);  // one for each argument of forward
     const bool up = wanted(1) || wanted(2) || wanted(3);
-    const BranchWanted ends{wanted(0) || wanted(4) || up, wanted(kDownWeight), wanted(kDownBias), wanted(kLayerScale)};
+    const BranchWanted ends{wanted(0) || wanted(4) || up, wanted(kDownWeight), wanted(kDownBias),
+                            wanted(kLayerScale)};
     const BranchGradients branch = branch_backward(
         dy, ends.product() ? at::gelu(u) : at::Tensor(),
-        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[9], mask_of(x, options)}, ends);
+        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], options.sample_scale, output_mask(x, options)},
+        ends);
     g[kDownWeight] = branch.weight;
     g[kDownBias] = branch.bias;
     g[kLayerScale] = branch.layer_scale;
     if (ends.h) {
       const at::Tensor du = at::gelu_backward(branch.h, u);  // [T, hidden]
-      Normalised n;  // again: cheaper than kept
-      if (up || (wanted(0) && !x.is_cuda())) n = normalise(tokens, eps);
+      Normalised n;                                          // again: cheaper than kept
+      if (up || (wanted(0) && !x.is_cuda())) n = normalise(tokens, options.eps);
       const at::Tensor sums = token_sum(du);  // [hidden]
       if (wanted(4)) g[4] = sums.to(saved[4].scalar_type());
       if (up) {
@@ -211,7 +207,7 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
       }
       if (wanted(0)) {
         const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type));  // [T, D]
-        g[0] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
+        g[0] = normalise_backward(d_x_hat, tokens, n, dy, options.eps).view(x.sizes());
       }
     }
     return differentiable_once(std::move(g), "mlp", create_graph);
@@ -225,7 +221,7 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
   u = at::gelu(at::linear(u, cast(p.up_weight), cast(p.up_bias)));  // [B, H, W, hidden]
   u = at::linear(u, cast(p.down_weight), cast(p.down_bias));        // [B, H, W, D]
   if (p.layer_scale.defined()) u = u * p.layer_scale.to(accumulate_type(type));
-  if (const at::Tensor mask = mask_of(x, options); mask.defined()) u = u * mask.view(u.sizes());
+  if (const at::Tensor mask = output_mask(x, options); mask.defined()) u = u * mask.view(u.sizes());
   if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
   return x + u.to(type);
 }
@@ -277,9 +273,9 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
   }
   save = save && at::GradMode::is_enabled();
   const auto run = [&](auto function) {
-    return decltype(function)::apply(x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.down_weight, p.down_bias,
-                                     p.layer_scale.defined() ? std::optional(p.layer_scale) : std::nullopt, options,
-                                     save);
+    return decltype(function)::apply(
+        x, p.norm_weight, p.norm_bias, p.up_weight, p.up_bias, p.down_weight, p.down_bias,
+        p.layer_scale.defined() ? std::optional(p.layer_scale) : std::nullopt, options, save);
   };
   return kernel_serves(x, p, options) ? run(MlpFunction()) : run(ComposedMlpFunction());
 }

@@ -8,6 +8,7 @@
 #include "model/composed.h"
 #include "model/dropout.h"
 #include "model/launch.h"
+#include "model/mlp_options.h"
 
 namespace axial {
 namespace {
@@ -25,12 +26,6 @@ at::Tensor with_shortcut(const at::Tensor& weight, at::ScalarType type) {
   at::Tensor sum = weight.to(accumulate_type(type), /*non_blocking=*/false, /*copy=*/true);  // [hidden, 1, 3, 3]
   sum.select(3, 1).select(2, 1).add_(1);
   return sum.to(type);
-}
-
-// Of the output's dropout, [T, D]; undefined: none. Drawn anew each time.
-at::Tensor mask_of(const at::Tensor& x, const MlpOptions& options) {
-  return projection_scale(x.size(0), x.size(1) * x.size(2), x.size(3), options.dropout, options.random,
-                          options.stream, accumulate_type(x.scalar_type()));
 }
 
 // The arguments of forward, in order; gradients have the same places.
@@ -71,14 +66,11 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     const at::Tensor lambda = layer_scale.value_or(at::Tensor());
     const at::Tensor y =
         branch_forward(at::gelu(c.view({-1, hidden})),
-                       {down_weight, down_bias, lambda, options.sample_scale, mask_of(x, options)}, tokens);
+                       {down_weight, down_bias, lambda, options.sample_scale, output_mask(x, options)}, tokens);
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, up_weight, up_bias, conv_weight, conv_bias, down_weight,
                               down_bias, lambda, u, c, options.sample_scale, options.random.rng});
-      ctx->saved_data["eps"] = options.eps;
-      ctx->saved_data["dropout"] = options.dropout;
-      ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
-      ctx->saved_data["first_sample"] = options.random.first_sample;
+      save_options(ctx, options);
     }
     return y.view(x.sizes());
   }
@@ -91,11 +83,7 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
                      &c_map = saved[11];
     const c10::OptionalDeviceGuard guard(x.device());
     const auto type = x.scalar_type();
-    const double eps = ctx->saved_data["eps"].toDouble();
-    MlpOptions options;
-    options.dropout = ctx->saved_data["dropout"].toDouble();
-    options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
-    options.random = {saved[13], ctx->saved_data["first_sample"].toInt()};
+    const MlpOptions options = saved_mlp_options(ctx, saved[12], saved[13]);
     const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
     const std::int64_t hidden = up_weight.size(0);
     const at::Tensor tokens = x.view({-1, x.size(3)});                                    // [T, D]
@@ -108,7 +96,8 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     variable_list g(kArguments);
     const BranchGradients branch = branch_backward(
         dy, ends.product() ? at::gelu(c) : at::Tensor(),
-        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], saved[12], mask_of(x, options)}, ends);
+        {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], options.sample_scale, output_mask(x, options)},
+        ends);
     g[kDownWeight] = branch.weight;
     g[kDownBias] = branch.bias;
     g[kLayerScale] = branch.layer_scale;
@@ -125,7 +114,7 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
 
     const at::Tensor du = from_map(d_map).view({-1, hidden});
     Normalised n;  // again: cheaper than kept
-    if (up || (wanted(kX) && !x.is_cuda())) n = normalise(tokens, eps);
+    if (up || (wanted(kX) && !x.is_cuda())) n = normalise(tokens, options.eps);
     const at::Tensor sums = token_sum(du);  // [hidden]
     if (wanted(kUpBias)) g[kUpBias] = sums.to(saved[kUpBias].scalar_type());
     if (up) {
@@ -139,7 +128,7 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     }
     if (wanted(kX)) {
       const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type));  // [T, D]
-      g[kX] = normalise_backward(d_x_hat, tokens, n, dy, eps).view(x.sizes());
+      g[kX] = normalise_backward(d_x_hat, tokens, n, dy, options.eps).view(x.sizes());
     }
     return differentiable_once(std::move(g), "mlp", create_graph);
   }
@@ -153,7 +142,7 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
   u = u + from_map(at::conv2d(as_map(u), cast(p.conv_weight), cast(p.conv_bias), 1, 1, 1, u.size(3)));
   u = at::linear(at::gelu(u), cast(p.down_weight), cast(p.down_bias));  // [B, H, W, D]
   if (p.layer_scale.defined()) u = u * p.layer_scale.to(accumulate_type(type));
-  if (const at::Tensor mask = mask_of(x, options); mask.defined()) u = u * mask.view(u.sizes());
+  if (const at::Tensor mask = output_mask(x, options); mask.defined()) u = u * mask.view(u.sizes());
   if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
   return x + u.to(type);
 }

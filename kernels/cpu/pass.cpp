@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/cpu/pass_work.h"
+#include "kernels/validate.h"
 
 namespace axial::kernels::cpu {
 
@@ -113,14 +114,8 @@ PassGroup pass_group(const PassProblem& problem, const PassPlan& plan, std::int6
 }
 
 Status check_pass(const PassProblem& problem) {
-  for (const std::int64_t extent : problem.lines.outer) {
-    if (extent < 0)
-      return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
-  }
-  if (problem.lines.length < 0 || !(problem.eps >= 0)) {
-    return failure(Code::kInvalid, "fused pass: length %lld, eps %g; both are 0 or more",
-                   static_cast<long long>(problem.lines.length), problem.eps);
-  }
+  const Status status = check_pass_extents(problem);
+  if (!status.ok()) return status;
   if (!(problem.dropout.p >= 0 && problem.dropout.p < 1)) {
     return failure(Code::kInvalid, "fused pass: dropout p is %g; it lies in [0, 1)", problem.dropout.p);
   }

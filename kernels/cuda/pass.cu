@@ -97,14 +97,8 @@ Status check_tokens(const PassProblem& problem, const void* data, const std::int
 }
 
 Status check_extents(const PassProblem& problem) {
-  for (const std::int64_t extent : problem.lines.outer) {
-    if (extent < 0)
-      return failure(Code::kInvalid, "fused pass: a negative extent, %lld", static_cast<long long>(extent));
-  }
-  if (problem.lines.length < 0 || !(problem.eps >= 0)) {
-    return failure(Code::kInvalid, "fused pass: length %lld, eps %g; both are 0 or more",
-                   static_cast<long long>(problem.lines.length), problem.eps);
-  }
+  const Status status = check_pass_extents(problem);
+  if (!status.ok()) return status;
   if (!(problem.dropout.p >= 0 && problem.dropout.p < 1) ||
       (problem.dropout.p > 0 && problem.dropout.rng == nullptr)) {
     return failure(Code::kInvalid, "fused pass: dropout p is %g with%s rng; p lies in [0, 1) and needs one",
