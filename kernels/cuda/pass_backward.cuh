@@ -2,14 +2,15 @@
 // the weights gather in registers over all lines of a block.
 //
 // A block is persistent: two warpgroups take tiles of 128 rows, each on its own, so that one multiplies while the
-// other attends; a third one adds up the gradients of the weights. In shared memory lie the weights and, of both
-// tiles, x_hat, dy, and Q, K, V, dO, which dQ, dK, dV, O replace:
+// other attends; a third one adds up the gradients of the weights and writes dx. In shared memory lie the weights and,
+// of both tiles, x_hat, dy, and Q, K, V, dO, which dQ, dK, dV, O replace:
 //   1. normalise x; x_hat and dy to shared memory                                       a warp: 32 rows
 //   2. Q, K, V = x_hat W_qkv^T, dO = dy W_out                                           the warpgroup
 //   3. attention, forward and backward, in registers                                    a warp: (line, head) pairs
 //   4. dx_hat = [dQ dK dV] W_qkv                                                        the warpgroup
 //      dW += [dQ dK dV]^T x_hat, O^T dy; column sums                                    the third warpgroup
 //   5. the backward of the normalisation; dx = dy + ...                                 a warp: 32 rows
+//      dx to memory                                                                     the third warpgroup
 // Padding rows are zero in x_hat and dy, so that whatever stands beside them adds nothing to any sum.
 #pragma once
 
@@ -136,25 +137,12 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   wgmma_publish();
   __syncthreads();
   if (adds_up) {
-    gather_weight_gradients<S, kGeneral>(base, tiles, p.slabs + std::int64_t{blockIdx.x} * L::kSlab);
+    serve_tiles<S, kStrips, kGeneral>(base, p);
     return;
   }
   for (; tile < tiles; tile += step) {
     {
       const Seat seat = seat_now();
-      const int next = tile + step;
-      if (next < tiles) {
-        // A row is one line of the cache: the first two threads of a quad ask for x and dy.
-        std::int64_t rows[4];
-        locate(seat, next, !kGeneral || seat.t == 0 ? p.x_strides : p.dy_strides, rows);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (seat.t < 2 && rows[i] != kNoRow) {
-            const V* address = static_cast<const V*>(seat.t == 0 ? p.x : p.dy) + rows[i];
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-          }
-        }
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto word = [&](int k) -> std::uint32_t& { return reinterpret_cast<std::uint32_t*>(&xr[2 * i])[k]; };
@@ -260,6 +248,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
       wgmma_wait<0>();
       wgmma_settle(qkv);
       project_dy(1, d_o);
+      if (tile >= step) barrier(L::kStored + half, L::kPairThreads);  // dx of the tile before
       store_qkv(0, qkv);
       project_x(1, qkv);
       wgmma_wait<1>();
@@ -358,52 +347,16 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
       }
     }
     load(tile + step);
-    // The third warpgroup has read the tile, and so have we: dx goes out through the warp's own rows of x_hat.
     barrier(L::kFree + late_seat.half, L::kPairThreads);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        store_tiles(at(late_seat, L::kX, m, 2 * c), dy[m][c][0], dy[m][c][1], dy[m][c][2], dy[m][c][3]);
+        store_tiles(at(late_seat, L::kStage, m, 2 * c), dy[m][c][0], dy[m][c][1], dy[m][c][2], dy[m][c][3]);
     }
-    __syncwarp();
-    std::int64_t rows[4];
-    const Seat out_seat = seat_now();
-    locate(out_seat, tile, kGeneral ? p.dx_strides : p.x_strides, rows);
-    const auto row_at = [&](int i, int j) {
-      return base + L::kX + (out_seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + out_seat.g) * 128 +
-             ((group_of(out_seat, j) ^ out_seat.g) << 4);
-    };
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (rows[i] == kNoRow) continue;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) =
-            load_shared(row_at(i, j));
-      }
-    }
-    if (p.sample_scale != nullptr) {  // dy itself is missing: in the tile it is scaled
-      std::int64_t dy_rows[4];
-      locate(out_seat, tile, kGeneral ? p.dy_strides : p.x_strides, dy_rows);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (rows[i] == kNoRow) continue;
-#pragma unroll 1
-        for (int j = 0; j < 2; ++j) {
-          const uint4 v = load_shared(row_at(i, j));
-          const uint4 dy =
-              *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
-          const auto add = [](std::uint32_t a, std::uint32_t b) {
-            return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
-          };
-          *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) =
-              make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
-        }
-      }
-    }
-    __syncwarp();
+    barrier_pass(L::kStaged + late_seat.half, L::kPairThreads);
   }
+  if (tile >= step) barrier(L::kStored + (this_warp >> 2), L::kPairThreads);  // of the last one, if there was one
 #else
   __trap();
 #endif
