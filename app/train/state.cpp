@@ -14,6 +14,7 @@
 #include "app/config/schema.h"
 #include "app/config/yaml_tree.h"
 #include "app/run/log.h"
+#include "app/train/best.h"
 #include "app/train/checks.h"
 #include "app/train/freeze.h"
 #include "app/version.h"
@@ -56,17 +57,16 @@ std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const Imag
 
 bool note_evaluation(Progress& p, const TrainConfig& config, std::int64_t epoch, double top1, double loss) {
   const double value = config.eval_metric == "loss" ? -loss : top1;  // the higher the better
-  // Accuracies of few images are often the same: the loss then says which epoch is the better one. False for NaN.
-  const bool lower = loss < p.best_loss;
-  const bool improved = std::isfinite(loss) &&
-                        (config.eval_metric == "loss" ? lower : top1 > p.best_top1 || (top1 == p.best_top1 && lower));
+  const bool improved = is_better(config, top1, loss, p.best_top1, p.best_loss);
   p.stale = improved ? 0 : p.stale + 1;
   if (improved) {
     p.best_top1 = top1;
     p.best_loss = loss;
     p.best_epoch = epoch;
   }
-  if (std::isfinite(loss) && std::isfinite(value)) p.top.emplace_back(epoch, value);
+  // The best one goes before those that are as accurate, and else the earlier before the later.
+  if (std::isfinite(loss) && std::isfinite(value))
+    p.top.emplace(improved ? p.top.begin() : p.top.end(), epoch, value);
   std::stable_sort(p.top.begin(), p.top.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   if (p.top.size() > static_cast<std::size_t>(config.keep_best))
     p.top.resize(static_cast<std::size_t>(config.keep_best));

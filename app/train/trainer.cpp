@@ -89,8 +89,11 @@ std::string Trainer::position_now() const {
 void Trainer::open_run(const std::filesystem::path& folder) {
   const bool resumed = !request_.checkpoint.empty();
   const Progress& p = state_.progress;
+  std::filesystem::path rows;  // of the run that goes on here
+  if (resumed && request_.mode == RunDirectory::Mode::kNew)
+    rows = request_.checkpoint.parent_path().parent_path() / "metrics.csv";
   recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? p.epoch + 1 : -1,
-                                         resumed ? p.updates + 1 : -1);
+                                         resumed ? p.updates + 1 : -1, rows);
   run_ = &recorder_->run();
   log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +

@@ -124,6 +124,13 @@ TEST(NoteEvaluation, OfEqualAccuraciesTheLowerLossIsBetter) {
   EXPECT_FALSE(app::note_evaluation(p, config, 3, 0.6, 1.2));
   EXPECT_FALSE(app::note_evaluation(p, config, 4, 0.5, 0.9));
   EXPECT_EQ(p.best_epoch, 2);
+  config.keep_best = 2;
+  p = {};
+  for (const auto& [epoch, loss] : std::vector<std::pair<std::int64_t, double>>{{1, 1.4}, {2, 1.1}, {3, 1.2}})
+    app::note_evaluation(p, config, epoch, 0.6, loss);
+  ASSERT_EQ(p.top.size(), 2u);
+  EXPECT_EQ(p.top[0].first, 2) << "the best one is among those that train.keep_best keeps";
+  EXPECT_EQ(p.top[1].first, 1);
 }
 
 TEST_F(Running, ATimeLimitEndsItAsStopAfterDoes) {

@@ -233,6 +233,8 @@ TEST_F(Start, AResumedRunNeverWritesIntoAnother) {
   ASSERT_EQ(run({"train", "--resume=a", "-o", "c", "--stop-after", "1.2"}).code, 0);
   EXPECT_EQ(best_progress("c").at("best_epoch"), 1);
   EXPECT_EQ(best_progress("c"), best_progress("a"));
+  EXPECT_EQ(read_file(folder_ / "c" / "metrics.csv"), read_file(folder_ / "a" / "metrics.csv"))
+      << "so that the best epoch is among those that axial runs sees";
   EXPECT_EQ(run({"train", "--resume=a", "-o", "./a"}).code, 0) << "the run's own folder under another name";
 }
 
