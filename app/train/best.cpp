@@ -11,4 +11,8 @@ bool is_better(const TrainConfig& config, double top1, double loss, double best_
   return top1 > best_top1 || (top1 == best_top1 && lower);
 }
 
+std::string chosen_by(const Config& config) {
+  return config.data.validation_fraction > 0 ? "held-out images" : "test set";
+}
+
 }  // namespace axial::app

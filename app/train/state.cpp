@@ -150,6 +150,7 @@ json progress_json(const Progress& p) {
           {"stale", p.stale},
           {"top", p.top},
           {"train_seconds", p.train_seconds},
+          {"epoch_seconds", p.epoch_seconds},
           {"images", p.images},
           {"last_top1", p.last_top1},
           {"last_loss", p.last_loss}};
@@ -170,6 +171,7 @@ Progress progress_of(const json& j) {
   p.stale = j.value("stale", std::int64_t{0});
   p.top = j.value("top", decltype(p.top){});
   j.at("train_seconds").get_to(p.train_seconds);
+  p.epoch_seconds = j.value("epoch_seconds", 0.0);
   j.at("images").get_to(p.images);
   j.at("last_top1").get_to(p.last_top1);
   // JSON has no NaN: a loss that was not finite was written as null.
@@ -337,10 +339,12 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   if (!device_name.empty()) all.push_back("train.device=" + device_name);
   const Config trained = loaded.info.config;
   loaded.info.config = override_config(trained, {}, all);
-  for (const std::string& key : differing_keys(trained, loaded.info.config)) {
-    if (find_key(key)->may_change_on_eval) continue;
-    throw ConfigError(key +
-                      ": a trained model is taken as it is; here may change: " + keys_that(&Key::may_change_on_eval));
+  std::vector<std::string> fixed = differing_keys(trained, loaded.info.config);
+  std::erase_if(fixed, [](const std::string& key) { return find_key(key)->may_change_on_eval; });
+  if (!fixed.empty()) {
+    throw ConfigError(describe_changes(fixed, trained, loaded.info.config) +
+                      ": a trained model is taken as it is in " + path.string() +
+                      " (axial config --explain KEY says whether a key may change here)");
   }
   configure_libtorch(loaded.info.config.train);
   loaded.device = select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");

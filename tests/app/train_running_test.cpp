@@ -91,6 +91,18 @@ TEST_F(Running, TheBestIsByTheMetricAndTheBestFewAreKept) {
   }
 }
 
+// Times and rates of the epochs are parts of the run's, whether it was stopped in the middle of one or not.
+TEST_F(Running, EpochsTakeAllOfTheTime) {
+  ASSERT_EQ(run(small("run", {"--stop-after", "1.5"})).code, 0);
+  const Outcome o = run({"train", "--resume=run"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const std::vector<double> seconds = column("run", "seconds"), rates = column("run", "images_per_second");
+  ASSERT_EQ(seconds.size(), 3u);
+  double images = 0;
+  for (std::size_t i = 0; i < 3; ++i) images += rates[i] * (seconds[i] - (i > 0 ? seconds[i - 1] : 0));
+  EXPECT_NEAR(images, 3 * 192, 1e-3) << "six batches of 32 an epoch";
+}
+
 TEST(NoteEvaluation, WhatIsNotFiniteIsNeverTheBest) {
   app::Progress p;
   app::TrainConfig config;

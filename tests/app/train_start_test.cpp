@@ -221,6 +221,10 @@ TEST_F(Start, ResumeTakesAPathWithOrWithoutEquals) {
   EXPECT_NE(log.find("resuming with train.epochs = 2 (was 3)"), std::string::npos) << log;
   EXPECT_NE(log.find("schedule of 2 epochs"), std::string::npos) << log;
   expect_error(run({"train", "--resume="}), 2, {"--resume="});
+  const Outcome changed = run({"train", "--resume=run", "optim.lr=7", "train.seed=9", "train.epochs=3"});
+  expect_error(changed, 2, {"train.seed is 0, not 9", "optim.lr is ", ", not 7", "run/checkpoints/last.safetensors"});
+  EXPECT_EQ(changed.err.find("train.epochs"), std::string::npos) << "that one may change: " << changed.err;
+  EXPECT_LT(changed.err.size(), 300u) << changed.err;
 }
 
 TEST_F(Start, AResumedRunNeverWritesIntoAnother) {
