@@ -9,11 +9,13 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include "app/config/load.h"
 #include "app/results/chart.h"
 #include "app/results/page.h"
 #include "app/results/prediction_writer.h"
 #include "app/results/text.h"
 #include "app/run/run_error.h"
+#include "app/train/best.h"
 #include "tests/app/run_scratch.h"
 
 namespace axial::app {
@@ -221,6 +223,11 @@ TEST(Runs, StatesFollowFromTheFilesOfARun) {
 }
 
 // What axial runs and report call the best epoch is what training keeps as best.safetensors.
+TEST(Runs, WhoseAccuracyChoosesTheBestEpochIsSaid) {
+  EXPECT_EQ(chosen_by(load_config({}, {})), "test set");
+  EXPECT_EQ(chosen_by(load_config({}, {"data.validation_fraction=0.1"})), "held-out images");
+}
+
 TEST(Runs, TheBestEpochIsTheOneThatTrainingKeeps) {
   const Scratch scratch;
   write_run(scratch / "run", "info: best: ...", 0);
