@@ -178,6 +178,18 @@ CONFIG = [
             "if (model.dim[i] < model.heads[i]) {",
             "app_tests:ConfigErrors.*",
         ),
+        (
+            "dropout of less than one draw passes",
+            "(p < 1.0 / 256 || p > 255.0 / 256)",
+            "p > 255.0 / 256",
+            "app_tests:ConfigErrors.*",
+        ),
+        (
+            "a number that float32 does not hold passes",
+            "value != 0 && value < double{std::numeric_limits<float>::min()}",
+            "value < 0",
+            "app_tests:ConfigErrors.*",
+        ),
     ),
     *faults(
         "app/config/suggest.cpp",
