@@ -15,10 +15,11 @@ struct AttendShort {
 
   // Which keys are none, [our strip, the other]; bits as StripPlace::masked.
   std::uint32_t masked[kStrips];
-  bool partial;  // the same for all
+  bool partial, upper;  // the same for all: any; no other than in columns 8 to 15
 
   __device__ __forceinline__ void init(const StripPlace& place) {
     partial = (place.length & 15) != 0;
+    upper = place.pitch >= 16 && (place.length & 15) >= 8;
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) masked[j] = kStrips == 1 || place.own == 1 - j ? place.masked : 0;
   }
@@ -82,13 +83,18 @@ struct AttendShort {
       if (!partial) return;
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
-        const int bits = late(static_cast<int>(masked[j]));  // not eight registers
+        if (kStrips == 2 && (j == 0) != (place.own == 1)) continue;  // not the line's last one
+        const int bits = late(static_cast<int>(masked[j]));          // not eight registers
+        const auto columns = [&](int n) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const bool none = (bits >> i & 1) != 0;
+          for (int i = 4 * n; i < 4 * n + 4; ++i) {
+            const bool none = (bits >> i & 1) != 0;
 #pragma unroll
-          for (int h = 0; h < kHeads; ++h) s[h][j][i >> 2][i & 3] = none ? -INFINITY : s[h][j][i >> 2][i & 3];
-        }
+            for (int h = 0; h < kHeads; ++h) s[h][j][n][i & 3] = none ? -INFINITY : s[h][j][n][i & 3];
+          }
+        };
+        if (!upper) columns(0);
+        columns(1);
       }
     };
     const float nothing[kHeads][2] = {};

@@ -293,7 +293,6 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
     }
     wgmma_publish();
     barrier(1 + half, L::kRows);
-    barrier_pass(L::kFull + half, L::kPairThreads);
 
     const Seat late_seat = seat_now();
     float dx_hat[2][32];
@@ -324,14 +323,12 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
         rstd[m][r] = reinterpret_cast<const float*>(shared + L::kRstd)[late_seat.row0 + m * 64 + r * 8 + late_seat.g];
       }
     }
+    wgmma_wait<0>();
+    wgmma_settle(dx_hat[0]);
+    wgmma_settle(dx_hat[1]);
+    barrier_pass(L::kFull + late_seat.half, L::kPairThreads);  // not before: its products would delay ours
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      if (m == 0) {
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      wgmma_settle(dx_hat[m]);
       float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
 #pragma unroll
       for (int c = 0; c < 4; ++c) {

@@ -11,7 +11,7 @@ Status launch_pass_forward_strips(PassArguments arguments, const CardLimits& car
   using Forward = PassForwardShape<S, kGeneral, kStrips>;
   const auto bytes = [](int warps) { return Forward::bytes(warps, Forward::kStages); };
   LineGeometry& geometry = arguments.geometry;
-  const TilePlan plan = plan_tiles(geometry.length, Forward::kThreads / 32, card.shared_bytes, bytes);
+  const TilePlan plan = plan_tiles(geometry.length, Forward::kThreads / 32, kStrips > 0, card.shared_bytes, bytes);
   if (plan.warps == 0) {
     return failure(Code::kUnsupported, "fused pass forward: lines of %d tokens at D = %d do not fit a block",
                    geometry.length, S::kDim);

@@ -50,6 +50,16 @@ struct LineShape {
   static constexpr int kLd = kRowStride<E, kDim>;
   static constexpr int kWeights = 4 * kDim * kLd;           // values: W_qkv [3D][kLd], W_out [D][kLd]
   static constexpr int kColumns = kDim % 32 == 0 ? 4 : 2;   // tiles of 8 columns of a task in the projections
+  // The same of the forward's Q, K, V: as many as keep the warps busy for the shortest time where a tile has 32 rows.
+  static constexpr int kForwardColumns = [] {
+    int best = 0, least = 0;
+    for (int columns = 4; columns >= E::kTiles; --columns) {
+      if (columns % E::kTiles != 0 || 3 * kDim % (8 * columns) != 0) continue;
+      const int tasks = 2 * (3 * kDim / (8 * columns)), work = (tasks + kWarps - 1) / kWarps * columns;
+      if (best == 0 || work < least) best = columns, least = work;
+    }
+    return best;
+  }();
   static constexpr int kOwnTasks = kHeadDim == 16 ? 2 : 1;  // of a warp in the products that follow dS
   static constexpr int kOwnStrips = (kDim / 4 + kWarps - 1) / kWarps;  // of 16 rows of dW that a warp adds up
 
@@ -261,24 +271,30 @@ __device__ __forceinline__ void normalise_line_rows(const LineArguments& p, cons
 }
 
 // Columns 8 kColumns `columns` .. of Q, K, V for the 16 rows of a strip: z W_qkv^T + b_qkv.
-template <class S, int kUnroll>
+template <class S, int kColumns, int kUnroll>
 __device__ __forceinline__ void project_line_strip(const LineArguments& p, const typename S::Value* weights,
                                                    const typename S::Value* z, typename S::Value* qkv, int rows,
                                                    int strip, int columns) {
   using E = typename S::E;
-  float c[S::kColumns][4] = {};
-  const int first = columns * S::kColumns * 8;  // of 3D
-  line_product<E, Side::kRows, Side::kRows, S::kColumns, kUnroll>(
-      c, z + strip * 16 * S::kLd, S::kLd, weights + first * S::kLd, S::kLd, S::kDim / E::kStep);
+  float c[kColumns][4] = {};
+  const int first = columns * kColumns * 8;  // of 3D
+  line_product<E, Side::kRows, Side::kRows, kColumns, kUnroll>(c, z + strip * 16 * S::kLd, S::kLd,
+                                                               weights + first * S::kLd, S::kLd,
+                                                               S::kDim / E::kStep);
   if (p.weights.qkv_bias != nullptr) {
 #pragma unroll
-    for (int n = 0; n < S::kColumns; ++n) {
+    for (int n = 0; n < kColumns; ++n) {
       const float* bias = p.weights.qkv_bias + first + n * 8 + 2 * (lane_id() & 3);
       c[n][0] += bias[0], c[n][1] += bias[1], c[n][2] += bias[0], c[n][3] += bias[1];
     }
   }
-  typename S::Value* at = qkv + (first / S::kDim) * rows * S::kLd + strip * 16 * S::kLd + first % S::kDim;
-  store_tile<E, S::kColumns>(at, S::kLd, c);
+  constexpr int kTogether = S::kDim % (8 * kColumns) == 0 ? kColumns : 1;  // else some are of Q and others of K, say
+#pragma unroll
+  for (int n = 0; n < kColumns; n += kTogether) {
+    const int column = first + n * 8;
+    typename S::Value* at = qkv + column / S::kDim * rows * S::kLd + strip * 16 * S::kLd + column % S::kDim;
+    store_tile<E, kTogether>(at, S::kLd, c + n);
+  }
 }
 
 // The probabilities of 16 queries before their division: s becomes 2^(logit - maximum); returns 1 / sum of each row.

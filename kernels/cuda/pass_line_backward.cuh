@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_backward_kernel(const __g
     for (int task = warp; task < strips * kParts; task += S::kWarps) {
       const int strip = task / kParts, part = task % kParts;
       if (part < kQkvParts) {
-        project_line_strip<S, 1>(p, tiles.weights, tiles.z, tiles.q, rows, strip, part);
+        project_line_strip<S, S::kColumns, 1>(p, tiles.weights, tiles.z, tiles.q, rows, strip, part);
       } else {  // dO = dY W_out
         float c[S::kColumns][4] = {};
         const int first = (part - kQkvParts) * S::kColumns * 8;

@@ -5,16 +5,17 @@
 
 namespace axial::kernels::cuda {
 
-// O of one head for 16 queries, over the channels of that head in `o`.
-template <class S, int kKeyTiles>
+// O of one head for 16 queries, over the channels of that head in `o`: all of them, or those of one of kShares warps.
+template <class S, int kKeyTiles, int kShares>
 __device__ __forceinline__ void line_attention(const LineArguments& p, const LineRows& place,
                                                const typename S::Value* qkv, typename S::Value* o, int strip,
-                                               int head) {
+                                               int head, int share) {
   using E = typename S::E;
+  constexpr int kOwn = S::kHeadDim / 8 / kShares;  // tiles of 8 channels
   const int pitch = p.geometry.pitch, line_row = place.first_row(strip), column = head * S::kHeadDim,
             matrix = place.rows() * S::kLd;
   const typename S::Value *q = qkv + strip * 16 * S::kLd + column, *k = qkv + matrix + line_row * S::kLd + column,
-                          *v = k + matrix;
+                          *v = k + matrix + share * kOwn * 8;
   float s[kKeyTiles][4] = {};
 #pragma unroll
   for (int n = 0; n < kKeyTiles; n += 2) {
@@ -28,13 +29,13 @@ __device__ __forceinline__ void line_attention(const LineArguments& p, const Lin
     for_line_mask<S, kKeyTiles>(p, place.line_of(strip), head, strip * 16 - line_row,
                                 [&](int n, int i, bool kept) { s[n][i] = kept ? s[n][i] : 0; });
   }
-  float c[S::kHeadDim / 8][4] = {};
+  float c[kOwn][4] = {};
 #pragma unroll
   for (int n = 0; n < kKeyTiles; n += E::kTiles) {
     if (n * 8 < pitch) {
       const typename E::A a = E::to_a(s + n);
 #pragma unroll
-      for (int m = 0; m < S::kHeadDim / 8; m += E::kTiles) {
+      for (int m = 0; m < kOwn; m += E::kTiles) {
         typename E::B b[E::kTiles];
         E::load_b_cols(v + n * 8 * S::kLd + m * 8, S::kLd, b);
 #pragma unroll
@@ -42,8 +43,8 @@ __device__ __forceinline__ void line_attention(const LineArguments& p, const Lin
       }
     }
   }
-  store_tile<E, S::kHeadDim / 8>(o + strip * 16 * S::kLd + column, S::kLd, c, factor.x * p.dropout.scale.single,
-                                 factor.y * p.dropout.scale.single);
+  store_tile<E, kOwn>(o + strip * 16 * S::kLd + column + share * kOwn * 8, S::kLd, c,
+                      factor.x * p.dropout.scale.single, factor.y * p.dropout.scale.single);
 }
 
 // Columns 8 kTiles `columns` .. of y for 16 rows: x + s_b (O W_out^T + b_out).
@@ -113,15 +114,25 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_forward_kernel(const __gr
     normalise_line_rows<S>(p, place, z, nullptr);
     if (tile == static_cast<int>(blockIdx.x)) await_line_weights<S>();
     __syncthreads();
-    constexpr int kParts = 3 * S::kDim / (8 * S::kColumns);
+    constexpr int kParts = 3 * S::kDim / (8 * S::kForwardColumns);
 #pragma unroll 1
     for (int task = warp; task < strips * kParts; task += S::kWarps) {
-      project_line_strip<S, 2>(p, weights, z, qkv, rows, task / kParts, task % kParts);
+      project_line_strip<S, S::kForwardColumns, 2>(p, weights, z, qkv, rows, task / kParts, task % kParts);
     }
     __syncthreads();
+    // Two warps share a strip and head where that leaves none without work.
+    constexpr int kShares = S::kHeadDim / 8 % (2 * S::E::kTiles) == 0 && 4 * S::kHeads <= S::kWarps ? 2 : 1;
+    const int pairs = strips * S::kHeads;
+    if (kShares == 2 && 2 * pairs <= S::kWarps) {
+      if (warp < 2 * pairs) {
+        line_attention<S, kMaxKeys / 8, kShares>(p, place, qkv, z, warp / 2 / S::kHeads, warp / 2 % S::kHeads,
+                                                 warp & 1);
+      }
+    } else {
 #pragma unroll 1
-    for (int task = warp; task < strips * S::kHeads; task += S::kWarps) {
-      line_attention<S, kMaxKeys / 8>(p, place, qkv, z, task / S::kHeads, task % S::kHeads);
+      for (int task = warp; task < pairs; task += S::kWarps) {
+        line_attention<S, kMaxKeys / 8, 1>(p, place, qkv, z, task / S::kHeads, task % S::kHeads, 0);
+      }
     }
     place_line_rows<S::kThreads>(p, tile + static_cast<int>(gridDim.x), tables[turn]);  // of the next tile
     __syncthreads();
