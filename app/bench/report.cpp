@@ -112,10 +112,14 @@ std::string Report::footer(const std::vector<Measurement>& all) const {
       "One layer: a row pass and a column pass. Medians of %d calls after a warm-up; +-%%: half the span of the "
       "middle 80 %%.\npass: fwd the forward alone, fwd+bwd with the backward. eager: calls one by one from the host. "
       "kernel: "
-      "what ran, rows / columns.\nInputs and results rotate over twice the last cache (%zu MiB), or 128 sets where "
+      "what ran, forward / backward.\nInputs and results rotate over twice the last cache (%zu MiB), or 128 sets "
+      "where "
       "they are "
       "small.\n",
       run_.repeats, traits.cache_bytes >> 20);
+  const bool avx3 = std::any_of(all.begin(), all.end(),
+                                [](const Measurement& m) { return m.kernel.find("AVX3") != std::string::npos; });
+  if (avx3) text += "AVX3 is what Highway calls AVX-512.\n";
   if (!run_.rates) {
     return text + format(
                       "On %d threads, by the steady clock; x ref: times as fast as the reference. What needs a GPU "
