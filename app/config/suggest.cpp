@@ -53,6 +53,11 @@ bool is_misspelling(std::size_t changes, const std::string& name) {
   return 3 * changes <= std::max<std::size_t>(name.size(), 3);
 }
 
+// Where other things differ, too, the words must be nearer: short ones have neighbours that mean something else.
+bool is_slip(std::size_t changes, const std::string& name, const std::string& other) {
+  return 6 * changes <= std::max(name.size(), other.size());
+}
+
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& names) {
@@ -94,23 +99,24 @@ std::string meant_key(const std::string& section, const std::string& unknown, co
   if (!renamed.empty()) return "here it is called " + alternatives(renamed);
 
   std::string nearest;
-  std::size_t best = static_cast<std::size_t>(-1), changes = 0;
+  std::size_t best = static_cast<std::size_t>(-1);
   for (const Key& key : schema()) {
+    const bool other_section = !section.empty() && key.section() != section;
     std::vector<std::string> names = words(key.other_names);
     names.push_back(key.leaf());
     for (const std::string& name : names) {
       // other sections lose ties, and another program's name loses to our own
       const std::size_t typos = distance(leaf, name);
+      const bool own = name == key.leaf() && !other_section;
+      if (!(own ? is_misspelling(typos, leaf) : is_slip(typos, leaf, name))) continue;
       const std::size_t d = 4 * typos + (key.section() == section ? 0 : 3) + (name == key.leaf() ? 0 : 1);
       if (d < best) {
         best = d;
-        changes = typos;
         nearest = key.path;
       }
     }
   }
-  if (!is_misspelling(changes, leaf)) return "";
-  return "did you mean " + nearest + "?";
+  return nearest.empty() ? "" : "did you mean " + nearest + "?";
 }
 
 }  // namespace axial::app
