@@ -33,7 +33,8 @@ class Checker {
   }
 
  private:
-  // "first place where the user set one of these: key: what; key = value (place), ..."
+  // "first place where the user set one of these: key: what; key = value (place), ..."; of one alone "place: key: what,
+  // found value"
   [[noreturn]] void fail(std::initializer_list<const char*> paths, const std::string& what) const {
     std::string where, blamed = *paths.begin(), values;
     for (const char* path : paths) {
@@ -45,8 +46,12 @@ class Checker {
       values += (values.empty() ? "" : ", ") + std::string(path) + " = " + print_value(*find_key(path), config_) +
                 " (" + (at.empty() ? "default" : at) + ")";
     }
-    throw ConfigError((where.empty() ? "" : where + ": ") + blamed + ": " + what + "; " + values);
+    if (paths.size() == 1) throw ConfigError(prefix(where) + blamed + ": " + what + found(blamed));
+    throw ConfigError(prefix(where) + blamed + ": " + what + "; " + values);
   }
+
+  static std::string prefix(const std::string& where) { return where.empty() ? "" : where + ": "; }
+  std::string found(const std::string& path) const { return ", found " + print_value(*find_key(path), config_); }
 
   void stages() const {
     const ModelConfig& model = config_.model;
@@ -84,7 +89,7 @@ class Checker {
       fail({"data.mean", "data.std"}, "expected as many entries in both, found " + std::to_string(data.mean.size()) +
                                           " and " + std::to_string(data.std.size()));
     }
-    if (data.folder_channels == 2) fail({"data.folder_channels"}, "expected 1 (gray) or 3 (colour), found 2");
+    if (data.folder_channels == 2) fail({"data.folder_channels"}, "expected 1 (gray) or 3 (colour)");
     const auto channels = [&](const char* set, const char* path, std::int64_t count) {
       if (data.dataset == set && !data.mean.empty() && static_cast<std::int64_t>(data.mean.size()) != count) {
         fail({"data.mean", path}, "expected one entry per channel (" + std::to_string(count) + "), found " +
@@ -107,8 +112,13 @@ class Checker {
         fail({"augment.scale", "data.dataset"},
              "is for image_folder and image_list, whose files hold more than is seen");
     }
-    if (data.dataset == "image_list" && data.train_list.empty())
-      fail({"data.train_list", "data.dataset"}, "expected a CSV file of path,label");
+    if (data.dataset == "image_list" && data.train_list.empty()) {
+      // What is not there is what is wrong; data.dataset says where it was asked for.
+      const std::string at = set_at_("data.train_list");
+      throw ConfigError(prefix(at.empty() ? set_at_("data.dataset") : at) +
+                        "data.train_list: expected a CSV file of path,label for data.dataset = image_list" +
+                        found("data.train_list"));
+    }
     if (data.dataset == "image_list" && !data.dir.empty())
       fail({"data.dir", "data.dataset"}, "is not looked at by image_list, whose paths start at each list's folder");
     if (data.dataset != "image_list" && (!data.train_list.empty() || !data.test_list.empty()))
@@ -135,8 +145,10 @@ class Checker {
                                                    {"optim.eps", config_.optim.eps},
                                                    {"optim.clip_norm", config_.optim.clip_norm}};
     for (const auto& [path, value] : keys) {
-      if (value != 0 && value < double{std::numeric_limits<float>::min()})
-        fail({path}, "is less than float32 holds: expected at least 1.2e-38, or 0 where that is in the range");
+      if (value == 0 || value >= double{std::numeric_limits<float>::min()}) continue;
+      const bool may_be_0 = !std::get<RealRange>(find_key(path)->limits.each).low_open;  // their ranges start at 0
+      fail({path}, std::string("is less than float32 holds: expected ") + (may_be_0 ? "0, or " : "") +
+                       "at least 1.2e-38");
     }
   }
 
