@@ -38,13 +38,33 @@ bool is_open_pipe(const std::string& path, mode_t mode) {
   return S_ISFIFO(mode) && unnamed;
 }
 
+// A file that cannot be opened or read, in distinction from what stands in one.
+struct Unreadable : ConfigError {
+  using ConfigError::ConfigError;
+};
+
+// Where `path` was looked for, and a file that may have been meant.
+std::string nowhere(const std::string& path) {
+  std::string text = "no such file";
+  std::vector<std::string> near = {path + ".yaml"};
+  if (path.find('/') == std::string::npos) {
+    const std::string folder = shipped_configs();
+    text += " in this folder" + (folder.empty() ? "" : ", nor one of that name in " + folder);
+    near.insert(near.end(), {"configs/" + path, "configs/" + path + ".yaml"});
+  }
+  std::error_code ignored;
+  for (const std::string& other : near) {
+    if (std::filesystem::is_regular_file(other, ignored)) return text + "; there is " + other;
+  }
+  return text;
+}
+
 // Read by hand: a directory opens as a stream, and a pipe has no size.
 std::string read_text(const std::string& path) {
   const auto fail = [&](const std::string& what) { throw ConfigError(path + ": " + what); };
   const auto unreadable = [&](int error) {
-    const std::string folder = path.find('/') == std::string::npos ? shipped_configs() : "";
-    fail("cannot be read: " + std::string(std::strerror(error)) +
-         (error == ENOENT && !folder.empty() ? " (nor is there one of that name in " + folder + ")" : ""));
+    throw Unreadable(path + ": " +
+                     (error == ENOENT ? nowhere(path) : "cannot be read: " + std::string(std::strerror(error))));
   };
   const bool standard_input = path == kStandardInput;
   struct stat status {};
@@ -74,6 +94,14 @@ std::string read_text(const std::string& path) {
   if (text.size() > kMaxFileSize) fail("expected a configuration, found more than 1 MiB");
   if (text.find('\0') != std::string::npos) fail("expected YAML text, found binary data");
   return text;
+}
+
+// More brackets open than close.
+bool is_left_open(const std::string& text) {
+  const auto of = [&](char a, char b) {
+    return std::count(text.begin(), text.end(), a) + std::count(text.begin(), text.end(), b);
+  };
+  return of('[', '{') > of(']', '}');
 }
 
 constexpr std::size_t kMaxBases = 100;  // files under one: more is a mistake, or meant to take for ever
@@ -169,10 +197,8 @@ class Loader {
     if (++bases_ > kMaxBases) throw ConfigError(at + "more than " + std::to_string(kMaxBases) + " bases in all");
     try {
       file(path);
-    } catch (const ConfigError& error) {
-      const std::string message = error.what(), unread = path + ": cannot be read";
-      if (message.rfind(unread, 0) != 0) throw;
-      throw ConfigError(at + message);
+    } catch (const Unreadable& error) {
+      throw ConfigError(at + error.what());
     }
   }
 
@@ -207,7 +233,7 @@ class Loader {
     } catch (const ConfigError& error) {
       const std::string message = error.what(), reason = message.substr(origin.name.size() + 2);
       throw ConfigError(origin.name + ": " + key.path + ": expected " + print_limits(key) + ", found " +
-                        excerpt(value) + "; " + reason);
+                        excerpt(value) + (is_left_open(value) ? " (is a bracket not closed?)" : "; " + reason));
     }
     return node != nullptr ? node : std::make_shared<Node>();
   }

@@ -71,7 +71,7 @@ run("train" ${axial} train -c smoke -o run train.epochs=1 train.device=cpu train
   data.synthetic_test=32 data.batch_size=32)
 expect("${out}" "\"epochs\":1")
 execute_process(COMMAND ${axial} train -c smoky.yaml RESULT_VARIABLE code ERROR_VARIABLE err)
-expect("${code} ${err}" "2 axial: error: smoky.yaml: cannot be read" "moved here/share/axial/configs")
+expect("${code} ${err}" "2 axial: error: smoky.yaml: no such file" "moved here/share/axial/configs")
 file(MAKE_DIRECTORY "${WORK}/gone")
 execute_process(COMMAND sh -c "cd '${WORK}/gone' && rmdir '${WORK}/gone' && '${tree}/bin/axial' info" RESULT_VARIABLE code
   ERROR_VARIABLE err)
