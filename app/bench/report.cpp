@@ -5,6 +5,7 @@
 
 #include <torch/version.h>
 
+#include "app/counted.h"
 #include "app/version.h"
 
 namespace axial::app::bench {
@@ -109,22 +110,22 @@ std::string Report::footer(const std::vector<Measurement>& all) const {
   }
   text += "\n" + traits.name + ", libtorch " + TORCH_VERSION + ", axial " + kVersion + ", " + run_.date + "\n";
   text += format(
-      "One layer: a row pass and a column pass. Medians of %d calls after a warm-up; +-%%: half the span of the "
+      "One layer: a row pass and a column pass. Medians of %s after a warm-up; +-%%: half the span of the "
       "middle 80 %%.\npass: fwd the forward alone, fwd+bwd with the backward. eager: calls one by one from the host. "
       "kernel: "
       "what ran, forward / backward.\nInputs and results rotate over twice the last cache (%zu MiB), or 128 sets "
       "where "
       "they are "
       "small.\n",
-      run_.repeats, traits.cache_bytes >> 20);
+      counted(run_.repeats, "call").c_str(), traits.cache_bytes >> 20);
   const bool avx3 = std::any_of(all.begin(), all.end(),
                                 [](const Measurement& m) { return m.kernel.find("AVX3") != std::string::npos; });
   if (avx3) text += "AVX3 is what Highway calls AVX-512.\n";
   if (!run_.rates) {
     return text + format(
-                      "On %d threads, by the steady clock; x ref: times as fast as the reference. What needs a GPU "
+                      "On %s, by the steady clock; x ref: times as fast as the reference. What needs a GPU "
                       "is -: graphs (replay, amortised), the floor, and MiB.\n",
-                      traits.threads);
+                      counted(traits.threads, "thread").c_str());
   }
   const Rates& rates = *run_.rates;
   text +=

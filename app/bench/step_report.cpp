@@ -3,6 +3,7 @@
 #include <torch/version.h>
 
 #include "app/bench/step.h"
+#include "app/counted.h"
 #include "app/version.h"
 
 namespace axial::app::bench {
@@ -45,17 +46,18 @@ std::string step_table(const std::vector<StepTimes>& all, const Config& config, 
   }
   const Traits& traits = machine.traits();
   text += "\n" + traits.name + ", libtorch " + TORCH_VERSION + ", axial " + kVersion + "\n";
-  text += format("%s in %s, dim %s, depth %s, %lld batches of %lld images a step, made up in the set's shape.\n",
+  text += format("%s in %s, dim %s, depth %s, %s of %s a step, made up in the set's shape.\n",
                  config.optim.name.c_str(), config.train.precision.c_str(), list(config.model.dim).c_str(),
-                 list(config.model.depth).c_str(), static_cast<long long>(config.train.accumulate),
-                 static_cast<long long>(config.data.batch_size));
-  text += format("Medians of %d steps after a warm-up, by %s; +-%%: half the span of the middle 80 %%.\n", repeats,
+                 list(config.model.depth).c_str(), counted(config.train.accumulate, "batch").c_str(),
+                 counted(config.data.batch_size, "image").c_str());
+  text += format("Medians of %s after a warm-up, by %s; +-%%: half the span of the middle 80 %%.\n",
+                 counted(repeats, "step").c_str(),
                  machine.device().is_cuda() ? "device events" : "the steady clock");
   return text + (machine.device().is_cuda()
                      ? "step: eager from the host, graph a replayed CUDA graph. MiB: the most that libtorch had "
                        "allocated. Parts: of "
                        "eager steps.\n"
-                     : format("On %d threads: no graphs, memory not counted.\n", traits.threads));
+                     : format("On %s: no graphs, memory not counted.\n", counted(traits.threads, "thread").c_str()));
 }
 
 nlohmann::ordered_json step_json(const std::vector<StepTimes>& all, const Config& config, const Machine& machine,

@@ -12,6 +12,7 @@
 #include "app/config/load.h"
 #include "app/config/schema.h"
 #include "app/config/value.h"
+#include "app/counted.h"
 #include "app/results/text.h"
 #include "app/train/best.h"
 #include "app/train/build.h"
@@ -70,7 +71,7 @@ void describe_machine() {
   } else {
     std::cout << "kernels built for the CPU alone\n";
   }
-  std::cout << "cpu: " << at::get_num_threads() << " threads, libtorch uses " << at::get_cpu_capability() << '\n';
+  std::cout << "cpu: " << counted(at::get_num_threads(), "thread") << ", libtorch uses " << at::get_cpu_capability() << '\n';
   const std::string problem = cuda_problem();
   if (!problem.empty()) std::cout << "cuda: " << problem << '\n';
 #if defined(AXIAL_WITH_CUDA)
@@ -101,7 +102,7 @@ void describe_weights(const SafetensorsFile& file, bool whole) {
   if (file.metadata.count("axial.weights") == 0) std::cout << "no weights of axial export: names may be another model's\n";
   for (const auto& [key, value] : file.metadata) {
     if (key == "axial.config" && !whole) {
-      std::cout << key << ": " << std::count(value.begin(), value.end(), '\n') << " lines (--config prints them)\n";
+      std::cout << key << ": " << counted(std::count(value.begin(), value.end(), '\n'), "line") << " (--config prints them)\n";
       continue;
     }
     const bool lines = value.find('\n') != std::string::npos;
@@ -116,7 +117,8 @@ void describe_config(const Config& config, bool whole) {
     return;
   }
   const std::vector<std::string> keys = differing_keys(load_config({}, {}), config);
-  std::cout << "configuration (--config prints all of it): " << (keys.empty() ? "as by default\n" : "\n");
+  std::cout << (keys.empty() ? "configuration: all of it as by default\n"
+                             : "configuration, where it differs from the defaults (--config prints all of it):\n");
   for (const std::string& key : keys) std::cout << "  " << key << '=' << print_value(*find_key(key), config) << '\n';
 }
 
@@ -145,25 +147,25 @@ void describe_checkpoint(const std::string& given, bool whole) {
   }
   const bool checkpoint = file.metadata.count("axial.format") != 0;
   const CheckpointInfo info = checkpoint ? checkpoint_info(file, path) : CheckpointInfo{};
-  std::cout << path.string() << ": " << file.tensors.size() << " tensors, " << bytes << " bytes\n";
+  std::cout << path.string() << ": " << counted(file.tensors.size(), "tensor") << ", " << counted(bytes, "byte") << "\n";
   if (!checkpoint) {
     describe_weights(file, whole);
     return;
   }
   const Progress& p = info.progress;
   std::cout << "written by axial " << plain_text(info.version) << ' ' << position(p.epoch, p.batch, info.config.train.epochs)
-            << " (" << p.updates << " updates); ";
+            << " (" << counted(p.updates, "update") << "); ";
   if (p.best_epoch > 0) {
     std::cout << "best top1 " << p.best_top1 << " of the " << chosen_by(info.config) << " (epoch " << p.best_epoch
               << ")\n";
   } else {
     std::cout << "not evaluated yet\n";
   }
-  std::cout << info.spec.train_images << " training images, " << info.spec.classes.size() << " classes:";
+  std::cout << counted(info.spec.train_images, "training image") << ", " << counted(info.spec.classes.size(), "class") << ":";
   for (const auto& name : info.spec.classes) std::cout << ' ' << plain_text(name) << (&name == &info.spec.classes.back() ? "" : ",");
   std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << '\n';
   for (const auto& [name, group] : groups) {
-    std::cout << "  " << plain_text(name) << ": " << group.first << " tensors, " << group.second << " numbers";
+    std::cout << "  " << plain_text(name) << ": " << counted(group.first, "tensor") << ", " << counted(group.second, "number");
     if (name == "model" || name == "ema") std::cout << parameters_of(file, name + ".", group.second);
     std::cout << '\n';
   }

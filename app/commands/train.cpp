@@ -7,6 +7,7 @@
 #include "app/config/load.h"
 #include "app/config/schema.h"
 #include "app/config/value.h"
+#include "app/counted.h"
 #include "app/run/log.h"
 #include "app/run/run_directory.h"
 #include "app/run/run_error.h"
@@ -171,8 +172,8 @@ int run_train(const TrainArguments& a) {
   }
   const TrainResult result = train(request);
   if (result.nothing_to_do) {
-    log::info(request.checkpoint.string() + ": the run is finished (" + std::to_string(result.epochs) +
-              " epochs); nothing to do (raise train.epochs, or train.patience where it ended the run, to go on)");
+    log::info(request.checkpoint.string() + ": the run is finished (" + counted(result.epochs, "epoch") +
+              "); nothing to do (raise train.epochs, or train.patience where it ended the run, to go on)");
   }
   Json line = {{"top1", rounded(result.top1, 6)},
                {"loss", rounded(result.loss, 4)},

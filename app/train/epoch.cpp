@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include "app/counted.h"
 #include "app/run/log.h"
 #include "app/train/freeze.h"
 #include "app/train/loop.h"
@@ -94,7 +95,7 @@ void Trainer::fail_nonfinite(const std::string& where, const std::string& what, 
   log::progress_done();
   const std::string way_back = last_checkpoint_.empty() ? std::string("no checkpoint was written yet")
                                                         : "the last checkpoint is " + last_checkpoint_.string();
-  throw TrainError(where + " (" + std::to_string(state_.progress.updates) + " updates made): the " + what + " is " +
+  throw TrainError(where + " (" + counted(state_.progress.updates, "update") + " made): the " + what + " is " +
                    (std::isnan(value) ? "nan" : std::to_string(value)) + first_culprit() +
                    "; stopped, nothing of it was written; " + way_back +
                    " (lower optim.lr or set train.on_nonfinite=skip)");

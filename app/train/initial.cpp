@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "app/counted.h"
+
 namespace axial::app {
 
 namespace {
@@ -18,7 +20,7 @@ bool ends_with(const std::string& text, const std::string& tail) {
 }
 
 // "5 start anew (a, b, c, ...)"
-std::string counted(const std::vector<std::string>& names, const std::string& what) {
+std::string listed(const std::vector<std::string>& names, const std::string& what) {
   std::string text = std::to_string(names.size()) + " " + what + " (";
   for (std::size_t i = 0; i < std::min(names.size(), kMostNames); ++i) text += (i ? ", " : "") + names[i];
   return text + (names.size() > kMostNames ? ", ...)" : ")");
@@ -94,14 +96,14 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
     }
     at::Tensor value = found->second;
     if (at::isFloatingType(value.scalar_type()) != at::isFloatingType(tensor.scalar_type())) {
-      throw CheckpointError(path.string() + ": train.init_from: " + name + " is of type " +
+      throw CheckpointError(path.string() + ": " + name + " is of type " +
                             c10::toString(value.scalar_type()) + " there, expected one like " +
                             c10::toString(tensor.scalar_type()));
     }
     if (value.sizes() != tensor.sizes()) {
       value = interpolated(name, value, tensor);
       if (!value.defined()) {
-        throw CheckpointError(path.string() + ": train.init_from: " + name + " is " +
+        throw CheckpointError(path.string() + ": " + name + " is " +
                               shape_text(found->second.sizes()) + " there and " + shape_text(tensor.sizes()) +
                               " here; model.* must be as in that run, except for "
                               "the depth");
@@ -117,21 +119,21 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
       unused.push_back(name);
   }
   if (copies.empty())
-    throw CheckpointError(path.string() + ": train.init_from: holds no weights of this model's names");
+    throw CheckpointError(path.string() + ": holds no weights of this model's names");
 
   at::NoGradGuard no_grad;
   for (auto& [to, value] : copies) to.copy_(value);
   std::string line =
-      "initial weights from " + path.string() + ": " + std::to_string(copies.size()) + " tensors loaded";
+      "initial weights from " + path.string() + ": " + counted(copies.size(), "tensor") + " loaded";
   if (weights.averaged) line += " (averages)";
-  if (!tables.empty()) line += ", of them " + counted(tables, "interpolated");
+  if (!tables.empty()) line += ", of them " + listed(tables, "interpolated");
   if (new_head) {
-    line += "; the head starts anew (" + std::to_string(spec.classes.size()) + " classes, there " +
+    line += "; the head starts anew (" + counted(spec.classes.size(), "class") + ", there " +
             std::to_string(weights.classes.size()) +
             (spec.classes.size() == weights.classes.size() ? " others)" : ")");
   }
-  if (!absent.empty()) line += "; " + counted(absent, "not there, start anew");
-  if (!unused.empty()) line += "; " + counted(unused, "there alone, skipped");
+  if (!absent.empty()) line += "; " + listed(absent, "not there, start anew");
+  if (!unused.empty()) line += "; " + listed(unused, "there alone, skipped");
   return line;
 }
 

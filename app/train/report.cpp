@@ -5,6 +5,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "app/counted.h"
 #include "app/run/log.h"
 #include "app/train/views.h"
 
@@ -38,7 +39,8 @@ std::string join(const std::vector<std::int64_t>& values) {
 }  // namespace
 
 std::string duration(double seconds) {
-  const auto s = static_cast<long long>(std::llround(std::max(0.0, seconds)));
+  if (seconds < 9.95) return format("%.1f s", std::max(0.0, seconds));
+  const auto s = static_cast<long long>(std::llround(seconds));
   if (s < 60) return format("%lld s", s);
   if (s < 3600) return format("%lld:%02lld", s / 60, s % 60);
   return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
@@ -56,10 +58,10 @@ void log_notes(const data::Dataset& set) {
 
 std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches) {
   if (epochs_done == 0 && batch == 0) return "before the first batch";
-  std::string epoch =
-      "after epoch " + std::to_string(epochs_done + (batch > 0 ? 1 : 0)) + "/" + std::to_string(epochs);
-  if (batch == 0) return epoch;
-  return epoch + ", batch " + std::to_string(batch) + (batches > 0 ? "/" + std::to_string(batches) : "");
+  const auto of_all = [&](std::int64_t epoch) { return std::to_string(epoch) + "/" + std::to_string(epochs); };
+  if (batch == 0) return "after epoch " + of_all(epochs_done);
+  return "within epoch " + of_all(epochs_done + 1) + ", after batch " + std::to_string(batch) +
+         (batches > 0 ? "/" + std::to_string(batches) : "");
 }
 
 void log_run_header(const RunHeader& h) {
@@ -67,19 +69,19 @@ void log_run_header(const RunHeader& h) {
   const ModelConfig& m = h.config.model;
   const std::string held_out =
       h.sets.held_out ? format(", %lld held-out", static_cast<long long>(h.sets.validation.size())) : "";
-  log::info(format("data: %s, %lld training%s and %lld test images of %lldx%lldx%lld, %zu classes",
+  log::info(format("data: %s, %lld training%s and %lld test images of %lldx%lldx%lld, %s",
                    h.config.data.dataset.c_str(), static_cast<long long>(h.sets.train.size()), held_out.c_str(),
                    static_cast<long long>(h.sets.test.size()), static_cast<long long>(h.spec.channels),
                    static_cast<long long>(h.spec.height), static_cast<long long>(h.spec.width),
-                   h.spec.classes.size()));
+                   counted(h.spec.classes.size(), "class").c_str()));
   log::info(format("model: %lldx%lld tokens, dim %s, heads %s, depth %s, %lld parameters, backend %s",
                    static_cast<long long>(rows), static_cast<long long>(columns), join(m.dim).c_str(),
                    join(m.heads).c_str(), join(m.depth).c_str(), static_cast<long long>(h.parameters),
                    m.backend.c_str()));
-  log::info(format("train: %s on %s in %s, %lld epochs of %lld batches of %lld (%lld updates each)",
-                   h.config.optim.name.c_str(), h.device.str().c_str(), h.config.train.precision.c_str(),
-                   static_cast<long long>(h.config.train.epochs), static_cast<long long>(h.batches),
-                   static_cast<long long>(h.config.data.batch_size), static_cast<long long>(h.updates)));
+  log::info("train: " + h.config.optim.name + " on " + h.device.str() + " in " + h.config.train.precision + ", " +
+            counted(h.config.train.epochs, "epoch") + " of " + counted(h.batches, "batch") + " of " +
+            std::to_string(h.config.data.batch_size) + " (" + counted(h.updates, "update") +
+            (h.config.train.epochs == 1 ? ")" : " each)"));
   if (const std::string views = describe_views(h.config.train.eval_tta); !views.empty())
     log::info("evaluation: " + views);
   log_notes(h.sets.train);

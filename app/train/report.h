@@ -27,7 +27,7 @@ void log_run_header(const RunHeader& header);
 // What a user should know of the files that a set was read from, as warnings.
 void log_notes(const data::Dataset& set);
 
-// Where a run stands, counted from 1 as the progress line counts: "after epoch 2/12", "after epoch 3/12, batch
+// Where a run stands, counted from 1 as the progress line counts: "after epoch 2/12", "within epoch 3/12, after batch
 // 44/64", "before the first batch". `epochs` are complete, `batch` batches of the next are done; batches 0: unknown.
 std::string position(std::int64_t epochs_done, std::int64_t batch, std::int64_t epochs, std::int64_t batches = 0);
 
@@ -42,7 +42,7 @@ std::string progress_line(const ProgressLine& p);
 // Bytes that libtorch has taken on a GPU; 0 on the CPU.
 std::int64_t device_memory(at::Device device);
 
-// A duration for people: 42 s, 3:07, 1:02:03.
+// A duration for people: 4.2 s, 42 s, 3:07, 1:02:03.
 std::string duration(double seconds);
 
 struct EpochReport {

@@ -58,7 +58,7 @@ TEST_P(TrainFaultsOn, Case30_ANanLossStopsTheRunAndNamesStepAndMetric) {
   const Outcome stopped = run({"train", "--resume=run"});
   EXPECT_EQ(stopped.code, 1);
   EXPECT_EQ(stopped.out, "");
-  for (const char* part : {"after epoch 2/3, batch 1/6 (6 updates made)", "training loss is nan",
+  for (const char* part : {"within epoch 2/3, after batch 1/6 (6 updates made)", "training loss is nan",
                            "the last checkpoint is run/checkpoints/last.safetensors"}) {
     EXPECT_NE(stopped.err.find(part), std::string::npos) << part << " in " << stopped.err;
   }
@@ -125,7 +125,7 @@ TEST_F(TrainFaults, Case30_AnEvaluationThatIsNotFiniteReplacesNoCheckpoint) {
   const std::string before = read_file(last);
   const Outcome o = run({"train", "--resume=run"});
   EXPECT_EQ(o.code, 1);
-  for (const char* part : {"after epoch 2/3, batch 6/6", "test loss is nan"}) {
+  for (const char* part : {"within epoch 2/3, after batch 6/6", "test loss is nan"}) {
     EXPECT_NE(o.err.find(part), std::string::npos) << part << " in " << o.err;
   }
   EXPECT_EQ(read_file(last), before);
@@ -137,11 +137,11 @@ TEST_P(TrainFaultsOn, Case30_ANanGradientInMidEpochStopsAtItsUpdate) {
   const Outcome o =
       run(small_here({"optim.lr=1000", "optim.weight_decay=1000", "optim.warmup=0", "optim.schedule=constant"}));
   EXPECT_EQ(o.code, 1);
-  EXPECT_NE(o.err.find("after epoch 1/3, batch "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("within epoch 1/3, after batch "), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("no checkpoint was written yet"), std::string::npos) << o.err;
   int batch = 0, made = 0;
-  const std::size_t at = o.err.rfind("after epoch 1/3, batch ");
-  ASSERT_EQ(std::sscanf(o.err.c_str() + at, "after epoch 1/3, batch %d/6 (%d updates made)", &batch, &made), 2)
+  const std::size_t at = o.err.rfind("within epoch 1/3, after batch ");
+  ASSERT_EQ(std::sscanf(o.err.c_str() + at, "within epoch 1/3, after batch %d/6 (%d updates made)", &batch, &made), 2)
       << o.err;
   EXPECT_GE(batch, 2) << "the first update begins with sound weights";
   EXPECT_EQ(made, batch - 1);
@@ -155,7 +155,7 @@ TEST_P(TrainFaultsOn, Case30_SkippedUpdatesLeaveWeightsAndStatisticsFinite) {
   EXPECT_EQ(o.code, 0) << o.err;
   for (int epoch = 1; epoch <= 2; ++epoch) {
     for (int batch = 1; batch <= 6; ++batch) {
-      const std::string line = "after epoch " + std::to_string(epoch) + "/2, batch " + std::to_string(batch) +
+      const std::string line = "within epoch " + std::to_string(epoch) + "/2, after batch " + std::to_string(batch) +
                                "/6: the loss is not finite; update skipped";
       EXPECT_NE(o.err.find(line), std::string::npos) << line << " in " << o.err;
     }

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "app/config/load.h"
+#include "app/counted.h"
 #include "app/train/build.h"
 #include "app/train/control.h"
 #include "app/train/graph.h"
@@ -83,6 +84,18 @@ TEST(EpochLine, TellsTheEpochsTimeFromTheRuns) {
   report.seconds = 84;
   const std::string line = report.line(9, false);
   EXPECT_NE(line.find("; 1000 images/s, epoch 12 s, run 1:24"), std::string::npos) << line;
+  EXPECT_EQ(app::duration(0.04), "0.0 s");
+  EXPECT_EQ(app::duration(0.26), "0.3 s");
+  EXPECT_EQ(app::duration(9.94), "9.9 s");
+  EXPECT_EQ(app::duration(9.96), "10 s");
+}
+
+TEST(Counted, OneIsNotMany) {
+  EXPECT_EQ(app::counted(1, "epoch"), "1 epoch");
+  EXPECT_EQ(app::counted(0, "update"), "0 updates");
+  EXPECT_EQ(app::counted(1, "batch"), "1 batch");
+  EXPECT_EQ(app::counted(std::size_t{2}, "batch"), "2 batches");
+  EXPECT_EQ(app::counted(2, "class"), "2 classes");
 }
 
 class Counting : public testing::Test {
