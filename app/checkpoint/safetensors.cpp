@@ -85,7 +85,7 @@ class Reader {
   explicit Reader(const std::filesystem::path& path) : path_(path) {
     // O_NONBLOCK: a pipe of that name must not hang
     file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file_ < 0) fail(std::string("cannot be read: ") + std::strerror(errno));
+    if (file_ < 0) fail(errno == ENOENT ? "no such file" : std::string("cannot be read: ") + std::strerror(errno));
     struct stat status {};
     if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(file_);

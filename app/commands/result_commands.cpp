@@ -43,8 +43,9 @@ Command add_runs(CLI::App& program) {
   command->footer(
       "States: running (a process holds its lock), finished, stopped (by a signal, --stop-after or --time-limit), "
       "failed (an error, or a death without a word). Stopped and failed ones continue with axial train --resume RUN. "
-      "The best top1 is that of the set that chose the epoch: the test set, or what data.validation_fraction holds "
-      "out of the training set.\n\n"
+      "epochs: those done, of those asked for; a finished run with fewer was ended by train.patience. best top1, of, "
+      "at: the best accuracy, of the set that chose the epoch (the test set, or what data.validation_fraction holds "
+      "out of the training set), and that epoch.\n\n"
       "Example:\n  axial runs runs --json");
   return {command, [a] { return run_runs(*a); }};
 }

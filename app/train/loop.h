@@ -49,6 +49,7 @@ class Trainer {
   void note_time();
   void save(const std::filesystem::path& path);
   bool should_stop() const;
+  bool passed_stop() const;  // --stop-after has been reached
   bool finished() const;
   Evaluation validate(data::Batches& batches);
   [[noreturn]] void fail_nonfinite(const std::string& where, const std::string& what, double value);

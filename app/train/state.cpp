@@ -316,7 +316,9 @@ void restore(TrainingState& state, const SafetensorsFile& file, const Checkpoint
 
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return path;
+  const std::filesystem::file_type type = std::filesystem::status(path, ignored).type();
+  if (type == std::filesystem::file_type::not_found) throw CheckpointError(path.string() + ": no such file or folder");
+  if (type != std::filesystem::file_type::directory) return path;
   for (const char* name : {"best.safetensors", "last.safetensors"}) {
     std::filesystem::path candidate = path / "checkpoints" / name;
     if (std::filesystem::exists(candidate, ignored)) return candidate;

@@ -66,7 +66,11 @@ Trainer::Trainer(const TrainRequest& request)
     last_checkpoint_ = request.checkpoint;
     unsaved_ = false;
   } else if (!config_.train.init_from.empty()) {
-    initial_ = load_initial(config_.train.init_from, spec_, state_.tensors);
+    try {
+      initial_ = load_initial(config_.train.init_from, spec_, state_.tensors);
+    } catch (const CheckpointError& e) {
+      throw CheckpointError(std::string("train.init_from: ") + e.what());
+    }
     if (state_.ema) state_.ema = std::make_unique<Ema>(config_.train.ema_decay, state_.tensors);
   }
 }
@@ -76,6 +80,10 @@ Trainer::~Trainer() = default;
 bool Trainer::should_stop() const {
   if (SignalGuard::caught() != 0) return true;
   if (request_.time_limit > 0 && seconds_since(made_) >= 60 * request_.time_limit) return true;
+  return passed_stop();
+}
+
+bool Trainer::passed_stop() const {
   return stop_batch_ >= 0 && state_.progress.epoch * per_epoch_ + state_.progress.batch >= stop_batch_;
 }
 
@@ -93,12 +101,20 @@ void Trainer::open_run(const std::filesystem::path& folder) {
   std::filesystem::path rows;  // of the run that goes on here
   if (resumed && request_.mode == RunDirectory::Mode::kNew)
     rows = request_.checkpoint.parent_path().parent_path() / "metrics.csv";
+  const bool replaces = request_.mode == RunDirectory::Mode::kOverwrite && is_run_folder(folder);
   recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? p.epoch + 1 : -1,
                                          resumed ? p.updates + 1 : -1, rows);
   run_ = &recorder_->run();
   log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +
             (resumed ? " " + position_now() + ", from " + request_.checkpoint.string() : ""));
+  if (replaces) log::info("--overwrite: it replaces the run that was there");
+  if (passed_stop()) {
+    char epochs[32];
+    std::snprintf(epochs, sizeof epochs, "%g", request_.stop_after);
+    log::info(std::string("--stop-after ") + epochs +
+              ": the run has come that far already (epochs count from its start); nothing is trained");
+  }
   for (const std::string& note : request_.notes) log::info(note);
   if (!initial_.empty()) log::info(initial_);
   if (resumed && request_.mode == RunDirectory::Mode::kNew) copy_best();

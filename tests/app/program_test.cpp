@@ -78,7 +78,7 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
   const Outcome described = run({"info", "run"});
   EXPECT_EQ(described.code, 0) << described.err;
   for (const char* part : {"model", "optimizer", "after epoch ", "192 training images", "of the test set (epoch ",
-                           "configuration (--config prints all of it): \n", "  data.synthetic_train=192\n",
+                           "configuration, where it differs from the defaults (--config prints all of it):\n", "  data.synthetic_train=192\n",
                            "10 classes", " parameters, the rest statistics of batch norms)"}) {
     EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
   }
@@ -87,6 +87,10 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
   EXPECT_NE(whole.out.find("configuration:\nmodel:\n"), std::string::npos) << whole.out;
   EXPECT_NE(whole.out.find("  patience: 0\n"), std::string::npos) << whole.out;
   expect_error(run({"info", "--config"}), 2, {"--config", "name one"});
+  expect_error(run({"info", "runs/none"}), 1, {"error: runs/none: no such file or folder\n"});
+  fs::create_directory(folder_ / "configs");
+  std::ofstream(folder_ / "configs" / "some.yaml") << "train: {epochs: 1}\n";
+  expect_error(run({"config", "-c", "some"}), 2, {"error: some: no such file in this folder", "; there is configs/some.yaml"});
 }
 
 TEST_F(Commands, WhatIsNotKnownYetIsNull) {
@@ -97,9 +101,9 @@ TEST_F(Commands, WhatIsNotKnownYetIsNull) {
   const json result = json::parse(o.out);
   for (const char* key : {"top1", "loss", "best_top1", "best_epoch"}) EXPECT_TRUE(result.at(key).is_null()) << key;
   EXPECT_EQ(result.at("epochs"), 0);
-  EXPECT_NE(o.err.find("stopped after epoch 1/3, batch 1/6"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("stopped within epoch 1/3, after batch 1/6"), std::string::npos) << o.err;
   const Outcome described = run({"info", "run"});
-  EXPECT_NE(described.out.find("after epoch 1/3, batch 1 (1 updates); not evaluated yet"), std::string::npos)
+  EXPECT_NE(described.out.find("within epoch 1/3, after batch 1 (1 update); not evaluated yet"), std::string::npos)
       << described.out;
 }
 

@@ -211,6 +211,22 @@ TEST_F(Start, DryRunSeesWhatTheRunWouldMeet) {
   EXPECT_NE(finished.err.find("finished"), std::string::npos) << finished.err;
 }
 
+TEST_F(Start, WhatIsReplacedAndWhatIsNotTrainedIsSaid) {
+  const auto has = [](const Outcome& o, const char* text) { return o.err.find(text) != std::string::npos; };
+  const char* const replaces = "info: --overwrite: it replaces the run that was there\n";
+  const Outcome fresh = run(small("run", {"--stop-after", "1", "--overwrite"}));
+  ASSERT_EQ(fresh.code, 0) << fresh.err;
+  EXPECT_FALSE(has(fresh, replaces)) << "there was none: " << fresh.err;
+  const Outcome again = run(small("run", {"--stop-after", "2", "--overwrite"}));
+  EXPECT_TRUE(has(again, replaces)) << again.err;
+  EXPECT_FALSE(has(again, "come that far")) << again.err;
+  for (const char* passed : {"1.5", "2"}) {
+    const Outcome o = run({"train", "--resume=run", "--stop-after", passed});
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_TRUE(has(o, (std::string("--stop-after ") + passed + ": the run has come that far already").c_str())) << o.err;
+  }
+}
+
 TEST_F(Start, ResumeTakesAPathWithOrWithoutEquals) {
   ASSERT_EQ(run(small("run", {"--stop-after", "1"})).code, 0);
   const Outcome o = run({"train", "--resume", "run", "train.epochs=2"});
