@@ -6,6 +6,7 @@
 
 #include "data/random.h"
 #include "support.h"
+#include "threads.h"
 
 namespace axial::data::test {
 namespace {
@@ -221,6 +222,25 @@ TEST(Augment, BothPathsFollowTheDefinition) {
   }
   const at::Tensor plain = pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), kCount, {});
   EXPECT_TRUE(at::equal(plain, pixels_composed(set.images, table, samples, {})));
+}
+
+TEST(Augment, ThreadsShareImages) {
+  constexpr std::int64_t kImages = 50, kSize = 64;
+  Dataset set = noisy();
+  set.images = set.images.flatten().repeat({10}).narrow(0, 0, kChannels * kSize * kSize).repeat({kImages, 1});
+  set.images = set.images.view({kImages, kChannels, kSize, kSize});
+  const at::Tensor samples = at::arange(kImages, at::kLong);
+  const at::Tensor table = normalisation_table(set.mean, set.std, at::kFloat);
+  std::vector<PixelMap> maps;
+  for (std::int64_t i = 0; i < kImages; ++i) {
+    maps.push_back(draw_map({.pad_crop = 8, .flip = true, .erase = 0.6}, 123, i, kSize, kSize));
+  }
+  for (const std::vector<PixelMap>& some : {maps, std::vector<PixelMap>()}) {
+    const auto pixels = [&] {
+      return pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), kImages, some);
+    };
+    EXPECT_TRUE(at::equal(on_threads(3, pixels), on_threads(1, pixels)));
+  }
 }
 
 TEST(Augment, SamePixelsOnTheGpu) {

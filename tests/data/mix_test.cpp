@@ -10,6 +10,7 @@
 #include "data/augment.h"
 #include "data/random.h"
 #include "support.h"
+#include "threads.h"
 
 namespace axial::data::test {
 namespace {
@@ -190,6 +191,18 @@ TEST(Mix, ComposedOperationsGiveTheSameBits) {
     EXPECT_FALSE(at::equal(mixed, pixels));
     EXPECT_TRUE(at::equal(mixed, mix_composed(pixels, rows))) << c10::toString(type);
   }
+}
+
+TEST(Mix, ThreadsShareImages) {
+  constexpr std::int64_t kImages = 50, kSize = 64;
+  const at::Tensor pixels = at::linspace(-2, 2, kImages * 3 * kSize * kSize).view({kImages, 3, kSize, kSize});
+  std::vector<Mix> mixes;
+  for (std::int64_t i = 0; i < kImages; ++i) {
+    mixes.push_back(draw_mix({.mixup = 0.8, .cutmix = 1, .mix_probability = 0.8}, 4, i, kSize, kSize));
+    mixes.back().partner = kImages - 1 - i;
+  }
+  const auto mixed = [&] { return mix_on_cpu(pixels, mixes); };
+  EXPECT_TRUE(at::equal(on_threads(3, mixed), on_threads(1, mixed)));
 }
 
 TEST(Mix, DependsOnSeedEpochAndBatchOnly) {
