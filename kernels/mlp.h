@@ -31,9 +31,9 @@ struct MlpProblem {
   DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
   double eps = 1e-5;
   MlpWeights weights;
-  const void* x = nullptr;                // [tokens, D], contiguous, aligned to 16 bytes
-  const float* sample_scale = nullptr;    // s_b [samples], optional
-  std::int64_t tokens_per_sample = 1;     // sample b has tokens b * that and on
+  const void* x = nullptr;              // [tokens, D], contiguous, aligned to 16 bytes
+  const float* sample_scale = nullptr;  // s_b [samples], optional
+  std::int64_t tokens_per_sample = 1;   // sample b has tokens b * that and on
 };
 
 // What the backward computes beside dx; float32, overwritten. All or none.
@@ -55,11 +55,14 @@ Status choose_mlp(const MlpProblem& problem, KernelChoice* choice);
 // problem's type, swizzled. Aligned to 16 bytes; serves forward and backward.
 std::size_t mlp_packed_bytes(const MlpProblem& problem);
 Status pack_mlp(const MlpProblem& problem, void* packed, CUstream_st* stream);
+// The same for several problems, in one launch for each run of problems of one dim, hidden and dtype.
+Status pack_mlp(const MlpProblem* problems, void* const* packed, int count, CUstream_st* stream);
 
 Status mlp_forward(const MlpProblem& problem, const void* packed, void* y, CUstream_st* stream);
 
 std::size_t mlp_backward_workspace(const MlpProblem& problem);
-// dx = dy + gradient through the branch; dy and dx [tokens, D], contiguous, aligned to 16 bytes; dx may be dy's memory.
+// dx = dy + gradient through the branch; dy and dx [tokens, D], contiguous, aligned to 16 bytes; dx may be dy's
+// memory.
 Status mlp_backward(const MlpProblem& problem, const void* packed, const void* dy, void* dx,
                     const MlpGradients& gradients, void* workspace, std::size_t workspace_bytes, CUstream_st* stream);
 

@@ -106,7 +106,8 @@ PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, co
   return pass;
 }
 
-torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
+void AxialAttentionImpl::append_passes(const torch::Tensor& x, const RandomState& random,
+                                       std::vector<PassParameters>& parameters, std::vector<PassOptions>& passes) {
   TORCH_CHECK(x.dim() == 4 && x.size(3) == options_.dim, "axial attention: expected x [B, H, W, ", options_.dim,
               "], got ", x.sizes());
   if (const char* fixed = fixes_size(options_)) {
@@ -114,17 +115,29 @@ torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomSt
                 " was built for ", options_.height, " x ", options_.width, " tokens, got x ", x.sizes());
   }
   const RandomState drawn = is_training() ? random : RandomState{};
-  const Axis axes[] = {options_.first, options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow};
-  PassParameters parameters[] = {parameters_of(axes[0]), parameters_of(axes[1])};
-  PassOptions passes[] = {options_of(axes[0], x, drawn), options_of(axes[1], x, drawn)};
-  const bool fused = options_.backend == Backend::kFused;
-  if (fused) prepare_passes(x, parameters, passes, 2);
+  for (const Axis axis : {options_.first, options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow}) {
+    parameters.push_back(parameters_of(axis));
+    passes.push_back(options_of(axis, x, drawn));
+  }
+}
+
+torch::Tensor AxialAttentionImpl::run(const torch::Tensor& x, const PassParameters* parameters,
+                                      const PassOptions* passes) {
   torch::Tensor y = x;
   for (int i = 0; i < 2; ++i) {
-    y = fused ? axial_pass(y, parameters[i], passes[i]) : reference_pass(y, parameters[i], passes[i]);
-    observe(this, axes[i] == Axis::kRow ? "row pass" : "column pass", y);
+    y = options_.backend == Backend::kFused ? axial_pass(y, parameters[i], passes[i])
+                                            : reference_pass(y, parameters[i], passes[i]);
+    observe(this, passes[i].axis == Axis::kRow ? "row pass" : "column pass", y);
   }
   return y;
+}
+
+torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
+  std::vector<PassParameters> parameters;
+  std::vector<PassOptions> passes;
+  append_passes(x, random, parameters, passes);
+  if (options_.backend == Backend::kFused) prepare_passes(x, parameters.data(), passes.data(), passes.size());
+  return run(x, parameters.data(), passes.data());
 }
 
 }  // namespace axial

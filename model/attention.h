@@ -1,6 +1,8 @@
 // One axial attention layer: a row pass and then a column pass (or the other way round) on x[B, H, W, D].
 #pragma once
 
+#include <vector>
+
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -21,6 +23,12 @@ class AxialAttentionImpl : public torch::nn::Module {
   // x [B, H, W, D], any strides -> the same shape and type, contiguous. `random` is used in training
   // mode only.
   torch::Tensor forward(const torch::Tensor& x, const RandomState& random = {});
+
+  // The same in two steps, for who prepares the weights of several layers together (prepare_passes): what its two
+  // passes run on, appended in their order; then the passes, given those two.
+  void append_passes(const torch::Tensor& x, const RandomState& random, std::vector<PassParameters>& parameters,
+                     std::vector<PassOptions>& passes);
+  torch::Tensor run(const torch::Tensor& x, const PassParameters* parameters, const PassOptions* passes);
 
   const AxialAttentionOptions& options() const { return options_; }
   // The parameters of one pass, as the Functions take them.

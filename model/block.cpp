@@ -26,8 +26,7 @@ AxialBlockImpl::AxialBlockImpl(const AxialBlockOptions& options) : options_(opti
   }
 }
 
-torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomState& random) {
-  const torch::Tensor x = attention_->forward(input, random);  // [B, H, W, D]
+MlpOptions AxialBlockImpl::mlp_options(const torch::Tensor& x, const RandomState& random) const {
   MlpOptions options;
   options.eps = options_.attention.eps;
   options.backend = options_.attention.backend;
@@ -36,15 +35,46 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& input, const RandomSt
   options.random = is_training() ? random : RandomState{};
   options.sample_scale = sample_scale(x.size(0), options_.attention.drop_path, options.random, options.stream,
                                       accumulate_type(x.scalar_type()));  // [B]
+  return options;
+}
+
+MlpParameters AxialBlockImpl::mlp_parameters() const {
   MlpParameters parameters{mlp_norm_->weight, mlp_norm_->bias, mlp_up_->weight, mlp_up_->bias,
                            mlp_down_->weight, mlp_down_->bias, mlp_scale_};
   if (mlp_conv_) {
     parameters.conv_weight = mlp_conv_->weight;
     parameters.conv_bias = mlp_conv_->bias;
   }
-  torch::Tensor y = mlp(x, parameters, options);
-  observe(this, "MLP", y);
-  return y;
+  return parameters;
+}
+
+torch::Tensor AxialBlockImpl::forward(const torch::Tensor& x, const RandomState& random) {
+  std::vector<AxialBlock> self{AxialBlock(std::static_pointer_cast<AxialBlockImpl>(shared_from_this()))};
+  return run_blocks(self, x, random);
+}
+
+torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& input, const RandomState& random) {
+  if (blocks.empty()) return input;
+  std::vector<PassParameters> passes;
+  std::vector<PassOptions> pass_options;
+  std::vector<MlpParameters> mlps;
+  std::vector<MlpOptions> mlp_options;
+  for (AxialBlock& block : blocks) {
+    block->attention()->append_passes(input, random, passes, pass_options);
+    mlps.push_back(block->mlp_parameters());
+    mlp_options.push_back(block->mlp_options(input, random));
+  }
+  if (blocks[0]->options().attention.backend == Backend::kFused) {
+    prepare_passes(input, passes.data(), pass_options.data(), passes.size());
+    prepare_mlps(input, mlps.data(), mlp_options.data(), mlps.size());
+  }
+  torch::Tensor x = input;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    x = blocks[i]->attention()->run(x, &passes[2 * i], &pass_options[2 * i]);
+    x = mlp(x, mlps[i], mlp_options[i]);
+    observe(blocks[i].get(), "MLP", x);
+  }
+  return x;
 }
 
 }  // namespace axial

@@ -1,11 +1,14 @@
 // A transformer block on x[B, H, W, D]: axial attention, then a pre-norm MLP, each with its residual.
 #pragma once
 
+#include <vector>
+
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include "model/attention.h"
+#include "model/mlp.h"
 #include "model/options.h"
 #include "model/random.h"
 
@@ -16,8 +19,8 @@ namespace axial {
 inline constexpr std::uint64_t kStreamsPerBlock = 5;
 
 // Parameters: attention.* (model/attention.h), mlp_norm.{weight,bias} [D], mlp_up.weight [rD, D], mlp_up.bias
-// [rD], mlp_down.weight [D, rD], mlp_down.bias [D]; with mlp_conv also mlp_conv.weight [rD, 1, 3, 3] and mlp_conv.bias
-// [rD], with layer_scale mlp_scale [D].
+// [rD], mlp_down.weight [D, rD], mlp_down.bias [D]; with mlp_conv also mlp_conv.weight [rD, 1, 3, 3] and
+// mlp_conv.bias [rD], with layer_scale mlp_scale [D].
 class AxialBlockImpl : public torch::nn::Module {
  public:
   explicit AxialBlockImpl(const AxialBlockOptions& options);
@@ -26,7 +29,11 @@ class AxialBlockImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const RandomState& random = {});
 
   const AxialBlockOptions& options() const { return options_; }
-  const AxialAttention& attention() const { return attention_; }
+  AxialAttention& attention() { return attention_; }
+
+  // The parameters of its MLP and the options on x[B, H, W, D].
+  MlpParameters mlp_parameters() const;
+  MlpOptions mlp_options(const torch::Tensor& x, const RandomState& random) const;
 
  private:
   AxialBlockOptions options_;
@@ -37,5 +44,9 @@ class AxialBlockImpl : public torch::nn::Module {
   torch::Tensor mlp_scale_;              // undefined without layer_scale
 };
 TORCH_MODULE(AxialBlock);
+
+// x through blocks of one width, one after the other. Their weights are brought into the order of the kernels
+// together, before the first of them runs: one launch for the passes and one for the MLPs, whatever the depth.
+torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& x, const RandomState& random = {});
 
 }  // namespace axial

@@ -87,7 +87,7 @@ torch::Tensor AxialClassifierImpl::embed(const torch::Tensor& images) {
                   images.size(3) == options_.image_width,
               "classifier: expected images [B, ", options_.channels, ", ", options_.image_height, ", ",
               options_.image_width, "], got ", images.sizes());
-  kernel_type(images.scalar_type());  // an error for types that are not floating
+  kernel_type(images.scalar_type());                  // an error for types that are not floating
   return stem_->forward(images, row_pos_, col_pos_);  // [B, H, W, D]
 }
 
@@ -101,7 +101,7 @@ torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const Ra
       x = merges_[stage - 1]->forward(x);
       observe(merges_[stage - 1].get(), "", x);
     }
-    for (AxialBlock& block : stages_[stage]) x = block->forward(x, random);
+    x = run_blocks(stages_[stage], x, random);
   }
   x = normalised_mean(x, norm_->weight, norm_->bias, norm_->options.eps(), options_.backend);  // [B, D]
   observe(norm_.get(), "mean over tokens", x);

@@ -215,21 +215,23 @@ at::Tensor fused_pass(const at::Tensor& x, const PassParameters& p, const PassOp
                                   options, gradients);
 }
 
-void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count) {
+void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options,
+                        std::size_t count) {
   const c10::OptionalDeviceGuard guard(x.device());
   std::vector<Weights> weights;
   std::vector<kernels::PassProblem> problems;
-  for (int i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     weights.emplace_back(parameters[i]);
     problems.push_back(problem_on(x, weights.back(), options[i], {}));
     if (kernels::cuda::packed_bytes(problems.back()) == 0) return;  // by kernels that read the weights as they are
   }
   std::vector<void*> packed;
-  for (int i = 0; i < count; ++i) {
-    options[i].packed = bytes_on(x, kernels::cuda::packed_bytes(problems[static_cast<std::size_t>(i)]));
+  for (std::size_t i = 0; i < count; ++i) {
+    options[i].packed = bytes_on(x, kernels::cuda::packed_bytes(problems[i]));
     packed.push_back(options[i].packed.mutable_data_ptr());
   }
-  check_status(kernels::cuda::pack_weights(problems.data(), packed.data(), count, current_stream(x.device())),
+  check_status(kernels::cuda::pack_weights(problems.data(), packed.data(), static_cast<int>(count),
+                                           current_stream(x.device())),
                "axial_pass");
 }
 

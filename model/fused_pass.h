@@ -19,7 +19,8 @@ at::Tensor fused_pass(const at::Tensor& x, const PassParameters& parameters, con
                       bool gradients);
 
 // Packs the weights of `count` passes together, all of which fused_pass_serves: sets `packed` of their options.
-void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options, int count);
+void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options,
+                        std::size_t count);
 
 // The same below autograd. Callers have checked, hold a device guard and record no gradients.
 at::Tensor fused_pass_forward(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options);

@@ -83,9 +83,12 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const at::Tensor scale =
         options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
     const kernels::MlpProblem problem = problem_on(x, weights, options.eps, scale);
-    const at::Tensor packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problem));
     CUstream_st* const stream = current_stream(x.device());
-    check_status(kernels::cuda::pack_mlp(problem, packed.mutable_data_ptr(), stream), "mlp");
+    at::Tensor packed = options.packed;
+    if (!packed.defined()) {
+      packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problem));
+      check_status(kernels::cuda::pack_mlp(problem, packed.mutable_data_ptr(), stream), "mlp");
+    }
     const at::Tensor y = at::empty_like(x);
     check_status(kernels::cuda::mlp_forward(problem, packed.const_data_ptr(), y.mutable_data_ptr(), stream), "mlp");
     if (save) {
@@ -228,15 +231,13 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
 
 bool kernel_serves(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
   if (!x.is_cuda() || x.numel() == 0) return false;
-  if (p.layer_scale.defined() && !folds_scale(x.scalar_type())) return false;
+  if (p.conv_weight.defined() || (p.layer_scale.defined() && !folds_scale(x.scalar_type()))) return false;
   if (draws(options.dropout, options.random)) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   return choice_of(problem_of(tokens_of(x), x.size(3), p.up_weight.size(0), x.scalar_type())).forward[0] != 0;
 }
 
-}  // namespace
-
-at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
+void check_mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
   TORCH_CHECK(x.defined() && x.dim() == 4, "mlp: expected x [B, H, W, D], got ",
               x.defined() ? x.sizes() : at::IntArrayRef());
   const std::int64_t dim = x.size(3), hidden = p.up_weight.size(0);
@@ -264,6 +265,31 @@ at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
   const at::Tensor& rng = options.random.rng;
   TORCH_CHECK(!rng.defined() || rng.device() == x.device(), "mlp: the random state is on ", rng.device(), ", x on ",
               x.device());
+}
+
+}  // namespace
+
+void prepare_mlps(const at::Tensor& x, const MlpParameters* parameters, MlpOptions* options, std::size_t count) {
+  if (!x.is_cuda()) return;
+  const c10::OptionalDeviceGuard guard(x.device());
+  std::vector<MlpParameters> weights;
+  std::vector<kernels::MlpProblem> problems;
+  std::vector<void*> packed;
+  for (std::size_t i = 0; i < count; ++i) {
+    check_mlp(x, parameters[i], options[i]);
+    if (options[i].backend == Backend::kReference || !kernel_serves(x, parameters[i], options[i])) continue;
+    weights.push_back(ready(parameters[i]));
+    problems.push_back(problem_on(x, weights.back(), options[i].eps, {}));
+    options[i].packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problems.back()));
+    packed.push_back(options[i].packed.mutable_data_ptr());
+  }
+  check_status(kernels::cuda::pack_mlp(problems.data(), packed.data(), static_cast<int>(problems.size()),
+                                       current_stream(x.device())),
+               "mlp");
+}
+
+at::Tensor mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
+  check_mlp(x, p, options);
   if (p.conv_weight.defined()) return convolved_mlp(x, p, options);
   if (options.backend == Backend::kReference) return reference(x, p, options);
   bool save = x.requires_grad();

@@ -262,17 +262,17 @@ PassParameters fold_layer_scale(const PassParameters& p) {
 
 }  // namespace
 
-void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, int count) {
+void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, std::size_t count) {
   if (!x.is_cuda()) return;
   bool gradients = false;  // of one of them is of all: a later x needs them where an earlier weight does
-  for (int i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     check_pass(x, parameters[i], options[i]);
     gradients = gradients || needs_gradients(x, parameters[i]);
   }
-  for (int i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     if (!fused_pass_serves(x, fused_parameters(x, parameters[i]), options[i], gradients)) return;
   }
-  for (int i = 0; i < count; ++i) parameters[i] = fold_layer_scale(parameters[i]);
+  for (std::size_t i = 0; i < count; ++i) parameters[i] = fold_layer_scale(parameters[i]);
   fused_pass_prepare(x, parameters, options, count);
 }
 

@@ -16,13 +16,13 @@ namespace axial {
 // Any floating type, each cast to the type of x where it is used; gradients come out in the
 // parameter's own type, summed in float32 (float64 for float64).
 struct PassParameters {
-  at::Tensor norm_weight;       // [D]
-  at::Tensor norm_bias;         // [D]
-  at::Tensor qkv_weight;        // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
-  at::Tensor out_weight;        // [D, D]
-  at::Tensor out_bias;          // [D]
-  at::Tensor bias;              // [h, 2L-1], relative position bias; undefined: none
-  at::Tensor layer_scale = {};  // lambda [D]; undefined: 1
+  at::Tensor norm_weight;        // [D]
+  at::Tensor norm_bias;          // [D]
+  at::Tensor qkv_weight;         // [3D, D], rows ordered q, k, v; the channels of a head are contiguous
+  at::Tensor out_weight;         // [D, D]
+  at::Tensor out_bias;           // [D]
+  at::Tensor bias;               // [h, 2L-1], relative position bias; undefined: none
+  at::Tensor layer_scale = {};   // lambda [D]; undefined: 1
   RelativeTables relative = {};  // [2L-1, d] each: position-sensitive attention; undefined: none
 };
 
@@ -44,9 +44,9 @@ struct PassOptions {
 at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
                       const PassParameters& parameters, const PassOptions& options);
 
-// Where fused CUDA kernels serve all of `count` passes over tensors like x: folds layer scales into the last projections and
-// brings the weights into the order of the kernels, in one launch (`packed` of the options).
-void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, int count);
+// Where fused CUDA kernels serve all of `count` passes over tensors like x: folds layer scales into the last
+// projections and brings the weights into the order of the kernels, in one launch (`packed` of the options).
+void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, std::size_t count);
 
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
 // kept between the two: the backward of a composed pass runs the core forward again.

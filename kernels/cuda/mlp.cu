@@ -88,9 +88,9 @@ Status check_weights(const MlpWeights& w) {
 
 // Gradients of the weights come all or not at all.
 Status check_gradients(const MlpGradients& g, bool* wanted) {
-  const std::pair<const char*, const float*> all[] = {
-      {"norm_weight", g.norm_weight}, {"norm_bias", g.norm_bias},     {"up_weight", g.up_weight},
-      {"up_bias", g.up_bias},         {"down_weight", g.down_weight}, {"down_bias", g.down_bias}};
+  const std::pair<const char*, const float*> all[] = {{"norm_weight", g.norm_weight}, {"norm_bias", g.norm_bias},
+                                                      {"up_weight", g.up_weight},     {"up_bias", g.up_bias},
+                                                      {"down_weight", g.down_weight}, {"down_bias", g.down_bias}};
   *wanted = std::any_of(all, all + 6, [](const auto& one) { return one.second != nullptr; });
   for (const auto& [name, pointer] : all) {
     if (*wanted && pointer == nullptr) {
@@ -110,8 +110,8 @@ void fill(Arguments& arguments, const MlpProblem& problem, const MlpPlan& plan, 
   arguments.x = problem.x;
   arguments.packed = static_cast<const unsigned char*>(packed);
   arguments.sample_scale = problem.sample_scale;
-  arguments.tokens_per_sample = Divisor(static_cast<std::uint32_t>(
-      std::clamp<std::int64_t>(problem.tokens_per_sample, 1, kMaxTokens)));
+  arguments.tokens_per_sample =
+      Divisor(static_cast<std::uint32_t>(std::clamp<std::int64_t>(problem.tokens_per_sample, 1, kMaxTokens)));
   arguments.eps = static_cast<float>(problem.eps);
   arguments.hidden = plan.hidden;
 }
@@ -136,12 +136,27 @@ std::size_t mlp_packed_bytes(const MlpProblem& problem) {
 }
 
 Status pack_mlp(const MlpProblem& problem, void* packed, CUstream_st* stream) {
+  return pack_mlp(&problem, &packed, 1, stream);
+}
+
+Status pack_mlp(const MlpProblem* problems, void* const* packed, int count, CUstream_st* stream) {
   CardLimits card;
   MlpPlan plan;
-  Status status = check_kernel(problem, &card, &plan);
-  if (status.ok()) status = check_weights(problem.weights);
-  if (status.ok()) status = check_aligned(packed, "the buffer of packed weights");
-  return status.ok() ? pack_mlp_weights(problem, packed, stream) : status;
+  Status status;
+  for (int i = 0; i < count && status.ok(); ++i) {
+    status = check_kernel(problems[i], &card, &plan);
+    if (status.ok()) status = check_weights(problems[i].weights);
+    if (status.ok()) status = check_aligned(packed[i], "the buffer of packed weights");
+  }
+  const auto alike = [](const MlpProblem& a, const MlpProblem& b) {
+    return a.dim == b.dim && a.hidden == b.hidden && a.dtype == b.dtype;
+  };
+  for (int first = 0, next = 0; first < count && status.ok(); first = next) {
+    next = first + 1;
+    while (next < count && next - first < kMaxMlpsTogether && alike(problems[first], problems[next])) ++next;
+    status = pack_mlp_weights(problems + first, packed + first, next - first, stream);
+  }
+  return status;
 }
 
 Status mlp_forward(const MlpProblem& problem, const void* packed, void* y, CUstream_st* stream) {
@@ -173,7 +188,8 @@ std::size_t mlp_backward_workspace(const MlpProblem& problem) {
 }
 
 Status mlp_backward(const MlpProblem& problem, const void* packed, const void* dy, void* dx,
-                    const MlpGradients& gradients, void* workspace, std::size_t workspace_bytes, CUstream_st* stream) {
+                    const MlpGradients& gradients, void* workspace, std::size_t workspace_bytes,
+                    CUstream_st* stream) {
   CardLimits card;
   MlpPlan plan;
   Status status = check_kernel(problem, &card, &plan);

@@ -21,19 +21,19 @@ bool for_mlp_shape(std::int64_t dim, Body&& body) {
 
 // The grid of a backward is part of its result: every block sums over its own rows.
 struct MlpPlan {
-  int groups = 0;        // warpgroups of a forward block; 0: it does not fit
-  int hidden = 0;        // padded
-  bool fused = false;    // dx and the weights' gradients in one kernel
-  int stages = 0;        // of the kernel that computes dx alone; 0: it does not fit
-  int part = 0;          // hidden channels whose gradients a block keeps
+  int groups = 0;      // warpgroups of a forward block; 0: it does not fit
+  int hidden = 0;      // padded
+  bool fused = false;  // dx and the weights' gradients in one kernel
+  int stages = 0;      // of the kernel that computes dx alone; 0: it does not fit
+  int part = 0;        // hidden channels whose gradients a block keeps
   int parts = 1;
   std::int64_t blocks = 0;  // that leave slabs
   int slab = 0;             // floats
 };
 
 template <class V>
-Status launch_mlp_forward(const MlpArguments& arguments, const MlpPlan& plan, std::int64_t dim, const CardLimits& card,
-                          cudaStream_t stream);
+Status launch_mlp_forward(const MlpArguments& arguments, const MlpPlan& plan, std::int64_t dim,
+                          const CardLimits& card, cudaStream_t stream);
 // arguments.slabs null: dx alone.
 template <class V>
 Status launch_mlp_backward(MlpBackwardArguments arguments, const MlpPlan& plan, std::int64_t dim,
@@ -42,6 +42,8 @@ Status launch_mlp_backward(MlpBackwardArguments arguments, const MlpPlan& plan, 
 // The gradients of the weights from the blocks' slabs, added in a fixed order; totals: parts x slab floats.
 Status finish_mlp(const MlpProblem& problem, const MlpPlan& plan, const float* slabs, float* totals,
                   const MlpGradients& gradients, cudaStream_t stream);
-Status pack_mlp_weights(const MlpProblem& problem, void* packed, cudaStream_t stream);
+// Of up to kMaxMlpsTogether problems of one dim, hidden and dtype.
+inline constexpr int kMaxMlpsTogether = 16;
+Status pack_mlp_weights(const MlpProblem* problems, void* const* packed, int count, cudaStream_t stream);
 
 }  // namespace axial::kernels::cuda

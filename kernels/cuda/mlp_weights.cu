@@ -15,10 +15,14 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-struct PackArguments {
+struct PackOne {
   MlpWeights weights;
   unsigned char* packed;
+};
+struct PackArguments {
+  PackOne one[kMaxMlpsTogether];
   int dim, hidden;  // hidden: of the weights
+  int blocks;       // of one
 };
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -29,16 +33,17 @@ __device__ __forceinline__ float warp_sum(float v) {
 
 // A warp: a hidden channel (a row of W_up), or an output channel (two rows of W_down: permuted and plain).
 template <class V>
-__global__ void __launch_bounds__(kThreads) pack_mlp_kernel(PackArguments p) {
-  const int lane = lane_id();
-  const MlpWeights& w = p.weights;
+__global__ void __launch_bounds__(kThreads) pack_mlp_kernel(const __grid_constant__ PackArguments p) {
+  const int lane = lane_id(), block = static_cast<int>(blockIdx.x) % p.blocks;
+  const PackOne& one = p.one[static_cast<int>(blockIdx.x) / p.blocks];
+  const MlpWeights& w = one.weights;
   const MlpPacking packing = mlp_packing(p.dim, p.hidden);
   await_previous();
   release_next();
   const auto put = [&](int image, int rows, int row, int k, float v) {
-    *reinterpret_cast<V*>(p.packed + image + k / 64 * (rows * 128) + swizzled(row, k % 64 * 2)) = static_cast<V>(v);
+    *reinterpret_cast<V*>(one.packed + image + k / 64 * (rows * 128) + swizzled(row, k % 64 * 2)) = static_cast<V>(v);
   };
-  const int unit = static_cast<int>(blockIdx.x) * kWarps + (static_cast<int>(threadIdx.x) >> 5);
+  const int unit = block * kWarps + (static_cast<int>(threadIdx.x) >> 5);
   if (unit < packing.hidden) {
     const bool padding = unit >= p.hidden;
     float sum = 0;
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) pack_mlp_kernel(PackArguments p) {
     }
     sum = warp_sum(sum);
     if (lane == 0)
-      reinterpret_cast<float*>(p.packed + packing.up_bias())[unit] = padding ? 0.f : sum + w.up_bias[unit];
+      reinterpret_cast<float*>(one.packed + packing.up_bias())[unit] = padding ? 0.f : sum + w.up_bias[unit];
   } else if (unit < packing.hidden + p.dim) {
     const int row = unit - packing.hidden, channel = out_column(row, p.dim);
     for (int k = lane; k < packing.hidden; k += 32) {
@@ -61,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) pack_mlp_kernel(PackArguments p) {
       put(packing.down(), p.dim, row, k, padding ? 0.f : w.down_weight[channel * p.hidden + k]);
       put(packing.down_plain(), p.dim, row, k, padding ? 0.f : w.down_weight[row * p.hidden + k]);
     }
-    if (lane == 0) reinterpret_cast<float*>(p.packed + packing.down_bias())[row] = w.down_bias[row];
+    if (lane == 0) reinterpret_cast<float*>(one.packed + packing.down_bias())[row] = w.down_bias[row];
   }
 }
 
@@ -162,14 +167,18 @@ __global__ void __launch_bounds__(kThreads) finish_mlp_kernel(FinishArguments p)
 
 }  // namespace
 
-Status pack_mlp_weights(const MlpProblem& problem, void* packed, cudaStream_t stream) {
-  const PackArguments arguments{problem.weights, static_cast<unsigned char*>(packed), static_cast<int>(problem.dim),
-                                static_cast<int>(problem.hidden)};
-  const MlpPacking packing = mlp_packing(problem.dim, problem.hidden);
-  const std::int64_t blocks = (packing.hidden + packing.dim - 1) / kWarps + 1;
-  return launch_early(
-      problem.dtype == DType::kBFloat16 ? pack_mlp_kernel<__nv_bfloat16> : pack_mlp_kernel<__half>, arguments, blocks,
-      kThreads, 0, stream, "fused MLP weights");
+Status pack_mlp_weights(const MlpProblem* problems, void* const* packed, int count, cudaStream_t stream) {
+  const MlpProblem& first = problems[0];
+  const MlpPacking packing = mlp_packing(first.dim, first.hidden);
+  PackArguments arguments = {};
+  arguments.dim = static_cast<int>(first.dim);
+  arguments.hidden = static_cast<int>(first.hidden);
+  arguments.blocks = (packing.hidden + packing.dim - 1) / kWarps + 1;
+  for (int i = 0; i < count; ++i) {
+    arguments.one[i] = {problems[i].weights, static_cast<unsigned char*>(packed[i])};
+  }
+  return launch_early(first.dtype == DType::kBFloat16 ? pack_mlp_kernel<__nv_bfloat16> : pack_mlp_kernel<__half>,
+                      arguments, std::int64_t{count} * arguments.blocks, kThreads, 0, stream, "fused MLP weights");
 }
 
 Status finish_mlp(const MlpProblem& problem, const MlpPlan& plan, const float* slabs, float* totals,
@@ -178,8 +187,9 @@ Status finish_mlp(const MlpProblem& problem, const MlpPlan& plan, const float* s
   const Status status = launch_early(sum_mlp_kernel, sums, (std::int64_t{plan.parts} * plan.slab - 1) / kColumns + 1,
                                      kSumThreads, 0, stream, "fused MLP gradients");
   if (!status.ok()) return status;
-  const FinishArguments arguments{problem.weights, gradients, totals, static_cast<int>(problem.dim),
-                                  static_cast<int>(problem.hidden), plan.part, plan.slab};
+  const FinishArguments arguments{
+      problem.weights, gradients, totals, static_cast<int>(problem.dim), static_cast<int>(problem.hidden),
+      plan.part,       plan.slab};
   return launch_early(finish_mlp_kernel, arguments, problem.dim / kOwn, kThreads, 0, stream, "fused MLP gradients");
 }
 

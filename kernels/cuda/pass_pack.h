@@ -6,7 +6,7 @@
 
 namespace axial::kernels::cuda {
 
-inline constexpr int kMaxPackedTogether = 8;
+inline constexpr int kMaxPackedTogether = 16;
 
 // Biases of K and V stay explicit where rows of probabilities do not sum to one.
 inline bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }

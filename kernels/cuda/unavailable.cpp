@@ -63,6 +63,8 @@ std::size_t mlp_packed_bytes(const MlpProblem&) { return 0; }
 
 Status pack_mlp(const MlpProblem&, void*, CUstream_st*) { return unavailable(); }
 
+Status pack_mlp(const MlpProblem*, void* const*, int, CUstream_st*) { return unavailable(); }
+
 Status mlp_forward(const MlpProblem&, const void*, void*, CUstream_st*) { return unavailable(); }
 
 std::size_t mlp_backward_workspace(const MlpProblem&) { return 0; }
