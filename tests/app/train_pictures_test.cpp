@@ -22,7 +22,7 @@ class PictureSets : public ProgramTest {
                                           "-o",
                                           run,
                                           "train.device=cpu",
-                                          "train.threads=1",
+                                          "train.threads=" + test_threads(),
                                           "data.workers=2",
                                           "data.validation_fraction=0",
                                           "data.folder_height=12",
