@@ -10,7 +10,8 @@ namespace {
 
 // libtorch's OpenMP threads spin for milliseconds at the end of every loop before they sleep. Where another
 // process wants the cores too, that makes training twenty times slower (4000 images/s became 200 beside one
-// busy process on two cores). The runtime reads how long to spin when it is loaded, before main; so the
+// busy process on two cores). Shorter still costs more on an idle machine than it saves on a busy one (BENCHMARKS.md).
+// The runtime reads how long to spin when it is loaded, before main; so the
 // program starts itself once more with the shorter time, unless the user has chosen one.
 void start_with_short_spins(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;

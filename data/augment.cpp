@@ -8,6 +8,7 @@
 
 #include "data/mix.h"
 #include "data/random.h"
+#include "data/tasks.h"
 #include "kernels/tokens.h"
 
 #if AXIAL_WITH_CUDA
@@ -19,8 +20,7 @@ namespace axial::data {
 namespace {
 
 constexpr std::uint32_t kEraseAttempts = 10;
-constexpr double kMaxAspect = 3.3;                // ratios are drawn evenly in their logarithm
-constexpr std::int64_t kPixelsPerTask = 1 << 15;  // smaller tasks cost more to hand out than to do
+constexpr double kMaxAspect = 3.3;  // ratios are drawn evenly in their logarithm
 
 // Bits is an unsigned integer of the element's size: values are looked up and copied, never computed with.
 // `in` uint8 [C, H, W], `table` [C, 256], `out` [C, H, W], all contiguous; out is overwritten.
@@ -64,7 +64,7 @@ void map_images(const at::Tensor& images, const at::Tensor& table, const std::in
   const std::uint8_t* in = images.const_data_ptr<std::uint8_t>();
   const Bits* values = static_cast<const Bits*>(table.const_data_ptr());
   Bits* result = static_cast<Bits*>(out.mutable_data_ptr());
-  at::parallel_for(0, n, std::max<std::int64_t>(1, kPixelsPerTask / size), [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, n, images_per_task(size), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::uint8_t* image = in + samples[i] * size;
       if (maps.empty()) {  // rows make one long row

@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 
 #include "data/random.h"
+#include "data/tasks.h"
 
 // The products must not be contracted with the sum: CMakeLists.txt says so to the compiler.
 
@@ -19,7 +20,6 @@ namespace {
 
 // Blocks of a sample's draws; those before are draw_map's.
 constexpr std::uint32_t kMixBlock = 11, kBoxBlock = 12;
-constexpr std::int64_t kPixelsPerTask = 1 << 15;
 
 // Uniform in (0, 1).
 double inside_unit(std::uint32_t word) { return (word + 0.5) * 0x1p-32; }
@@ -94,13 +94,12 @@ at::Tensor mix_on_cpu(const at::Tensor& pixels, const std::vector<Mix>& mixes) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, pixels.scalar_type(), "mix", [&] {
     const scalar_t* in = pixels.const_data_ptr<scalar_t>();
     scalar_t* result = out.mutable_data_ptr<scalar_t>();
-    at::parallel_for(
-        0, n, std::max<std::int64_t>(1, kPixelsPerTask / size), [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            const Mix& mix = mixes[static_cast<std::size_t>(i)];
-            mix_image(in + i * size, in + mix.partner * size, mix, channels, height, width, result + i * size);
-          }
-        });
+    at::parallel_for(0, n, images_per_task(size), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Mix& mix = mixes[static_cast<std::size_t>(i)];
+        mix_image(in + i * size, in + mix.partner * size, mix, channels, height, width, result + i * size);
+      }
+    });
   });
   return out;
 }

@@ -10,6 +10,7 @@
 
 #include "data/error.h"
 #include "data/random.h"
+#include "data/tasks.h"
 
 #if AXIAL_WITH_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -22,8 +23,7 @@ namespace {
 using kernels::TrivialOp;
 using kernels::TrivialStatistics;
 
-constexpr std::uint32_t kTrivialBlock = 13;  // of a sample's draws; those before are draw_map's and draw_mix's
-constexpr std::int64_t kPixelsPerTask = 1 << 13;
+constexpr std::uint32_t kTrivialBlock = 13;     // of a sample's draws; those before are draw_map's and draw_mix's
 constexpr int kLevel = 33;                      // thousandths a strength: 0.99 at the greatest
 constexpr double kPixels = 32, kDegrees = 135;  // of the greatest strength
 constexpr std::int64_t kOne = std::int64_t{1} << (kernels::kTrivialFraction - 1);  // of half pixels
@@ -226,8 +226,7 @@ at::Tensor trivial_images(const at::Tensor& images, const at::Tensor& samples, c
   }
   const std::int64_t size = problem.channels * problem.height * problem.width;
   std::uint8_t* const to = out.mutable_data_ptr<std::uint8_t>();
-  const std::int64_t together = std::max<std::int64_t>(1, kPixelsPerTask / size);
-  at::parallel_for(0, problem.count, together, [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, problem.count, images_per_task(size), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       trivial_image({problem.images + problem.samples[i] * size, to + i * size, problem.channels, problem.height,
                      problem.width},

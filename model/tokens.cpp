@@ -43,9 +43,14 @@ at::Tensor composed_stem(const at::Tensor& images, const StemConvolution& c, con
   const std::int64_t below = missing(c.out_height, x.size(2), c.weight.size(2)),
                      right = missing(c.out_width, x.size(3), c.weight.size(3));
   if (below != 0 || right != 0) x = at::constant_pad_nd(x, {0, right, 0, below});
-  x = at::conv2d(x, c.weight.to(type).contiguous(at::MemoryFormat::ChannelsLast),
-                 c.bias.defined() ? c.bias.to(type) : at::Tensor(), c.stride, c.padding);
-  x = x.permute({0, 2, 3, 1}).contiguous();  // [B, H', W', D]; no copy where the convolution kept the order
+  // On processors with AMX the 16-bit convolution of libtorch 2.11 leaves rubbish in the gradient of a kernel that is
+  // larger than the map.
+  const bool small = x.size(2) < c.weight.size(2) || x.size(3) < c.weight.size(3);
+  const auto work = small && x.is_cpu() ? accumulate_type(type) : type;
+  x = at::conv2d(x.to(work), c.weight.to(work).contiguous(at::MemoryFormat::ChannelsLast),
+                 c.bias.defined() ? c.bias.to(work) : at::Tensor(), c.stride, c.padding);
+  // [B, H', W', D]; no copy where the convolution kept the order
+  x = x.permute({0, 2, 3, 1}).contiguous().to(type);
   return row_pos.defined() ? composed_positions(x, row_pos, col_pos) : x;
 }
 

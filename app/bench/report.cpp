@@ -110,12 +110,21 @@ std::string Report::footer(const std::vector<Measurement>& all) const {
   text += "\n" + traits.name + ", libtorch " + TORCH_VERSION + ", axial " + kVersion + ", " + run_.date + "\n";
   text += format(
       "One layer: a row pass and a column pass. Medians of %d calls after a warm-up; +-%%: half the span of the "
-      "middle 80 %%.\nInputs and results rotate over twice the last cache (%zu MiB), or 128 sets where they are "
+      "middle 80 %%.\npass: fwd the forward alone, fwd+bwd with the backward. eager: calls one by one from the host. "
+      "kernel: "
+      "what ran, forward / backward.\nInputs and results rotate over twice the last cache (%zu MiB), or 128 sets "
+      "where "
+      "they are "
       "small.\n",
       run_.repeats, traits.cache_bytes >> 20);
+  const bool avx3 = std::any_of(all.begin(), all.end(),
+                                [](const Measurement& m) { return m.kernel.find("AVX3") != std::string::npos; });
+  if (avx3) text += "AVX3 is what Highway calls AVX-512.\n";
   if (!run_.rates) {
-    return text +
-           format("On %d threads, by the steady clock: no graphs, no floor, memory not counted.\n", traits.threads);
+    return text + format(
+                      "On %d threads, by the steady clock; x ref: times as fast as the reference. What needs a GPU "
+                      "is -: graphs (replay, amortised), the floor, and MiB.\n",
+                      traits.threads);
   }
   const Rates& rates = *run_.rates;
   text +=
@@ -124,7 +133,7 @@ std::string Report::footer(const std::vector<Measurement>& all) const {
       "and "
       "backward adds.\n";
   text += format(
-      "Floor: the longest of bytes, operations, exponentials, for each pass and direction, at\n"
+      "Floor: the longest of bytes, operations, exponentials (by: which), for each pass and direction, at\n"
       "  %.2f TB/s: a device copy of %lld MiB, measured\n",
       1e-12 * rates.copy_bytes, static_cast<long long>(kCopyBytes >> 20));
   for (const auto& [type, rate] : rates.matrix) {

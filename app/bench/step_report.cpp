@@ -52,7 +52,9 @@ std::string step_table(const std::vector<StepTimes>& all, const Config& config, 
   text += format("Medians of %d steps after a warm-up, by %s; +-%%: half the span of the middle 80 %%.\n", repeats,
                  machine.device().is_cuda() ? "device events" : "the steady clock");
   return text + (machine.device().is_cuda()
-                     ? "MiB: the most that libtorch had allocated. Parts: of eager steps.\n"
+                     ? "step: eager from the host, graph a replayed CUDA graph. MiB: the most that libtorch had "
+                       "allocated. Parts: of "
+                       "eager steps.\n"
                      : format("On %d threads: no graphs, memory not counted.\n", traits.threads));
 }
 

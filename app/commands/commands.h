@@ -43,6 +43,7 @@ int run_config(const ConfigArguments& arguments);
 struct InfoArguments {
   std::string checkpoint;            // empty: about the program and the machine
   std::vector<std::string> kernel;   // B H W D heads dtype: which code would run
+  bool config = false;               // the checkpoint's whole configuration
 };
 int run_info(const InfoArguments& arguments);
 

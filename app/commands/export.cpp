@@ -29,7 +29,8 @@ int run_export(const ExportArguments& a) {
   load_into(file, path, weights + ".", tensors);
 
   SafetensorsFile out;
-  std::int64_t elements = 0;
+  std::int64_t elements = 0, parameters = 0;
+  for (const auto& parameter : model->parameters()) parameters += parameter.numel();
   for (const auto& [name, tensor] : tensors) {
     out.tensors[name] = tensor.detach().contiguous();
     elements += tensor.numel();
@@ -43,6 +44,7 @@ int run_export(const ExportArguments& a) {
   print_result({{"file", a.output},
                 {"weights", weights},
                 {"tensors", out.tensors.size()},
+                {"parameters", parameters},
                 {"elements", elements},
                 {"bytes", std::filesystem::file_size(target.path())},
                 {"checkpoint", path.string()}});

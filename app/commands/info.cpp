@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <map>
@@ -9,7 +10,10 @@
 
 #include "app/commands/commands.h"
 #include "app/config/load.h"
+#include "app/config/schema.h"
+#include "app/config/value.h"
 #include "app/results/text.h"
+#include "app/train/best.h"
 #include "app/train/build.h"
 #include "app/train/report.h"
 #include "app/train/state.h"
@@ -86,21 +90,49 @@ void describe_machine() {
   std::cout << "the layer at B=512, 32x32, D=64, 4 heads (forward / backward), float32"
             << (single == half ? " and bfloat16" : "") << ":\n"
             << single;
+  if (single.find("AVX3") != std::string::npos) std::cout << "(AVX3 is what Highway calls AVX-512)\n";
   if (single != half) std::cout << "bfloat16:\n" << half;
 }
 
 // A file that is no checkpoint, as axial export writes it: what is in it, and what its metadata says.
-void describe_weights(const SafetensorsFile& file) {
+void describe_weights(const SafetensorsFile& file, bool whole) {
   for (const auto& [name, tensor] : file.tensors)
     std::cout << "  " << plain_text(name) << " " << shape_text(tensor.sizes()) << " " << c10::toString(tensor.scalar_type()) << "\n";
   if (file.metadata.count("axial.weights") == 0) std::cout << "no weights of axial export: names may be another model's\n";
   for (const auto& [key, value] : file.metadata) {
+    if (key == "axial.config" && !whole) {
+      std::cout << key << ": " << std::count(value.begin(), value.end(), '\n') << " lines (--config prints them)\n";
+      continue;
+    }
     const bool lines = value.find('\n') != std::string::npos;
     std::cout << plain_text(key) << (lines ? ":\n" : ": ") << plain_text(value, true) << (lines ? "" : "\n");
   }
 }
 
-void describe_checkpoint(const std::string& given) {
+// "model.dim=[16]" of each key that is not as it is by default; or all.
+void describe_config(const Config& config, bool whole) {
+  if (whole) {
+    std::cout << "configuration:\n" << to_yaml(config);
+    return;
+  }
+  const std::vector<std::string> keys = differing_keys(load_config({}, {}), config);
+  std::cout << "configuration (--config prints all of it): " << (keys.empty() ? "as by default\n" : "\n");
+  for (const std::string& key : keys) std::cout << "  " << key << '=' << print_value(*find_key(key), config) << '\n';
+}
+
+// Of all numbers under `prefix`: batch norms keep statistics beside their parameters.
+std::string parameters_of(const SafetensorsFile& file, const std::string& prefix, std::int64_t all) {
+  std::int64_t count = 0;
+  for (const auto& [name, tensor] : file.tensors) {
+    const std::string leaf = name.substr(name.rfind('.') + 1);
+    const bool statistic = leaf == "running_mean" || leaf == "running_var" || leaf == "num_batches_tracked";
+    if (name.rfind(prefix, 0) == 0 && !statistic) count += tensor.numel();
+  }
+  return count == all ? " (all parameters)"
+                      : " (" + std::to_string(count) + " parameters, the rest statistics of batch norms)";
+}
+
+void describe_checkpoint(const std::string& given, bool whole) {
   const auto path = resolve_checkpoint(given);
   const SafetensorsFile file = read_safetensors(path);
   std::size_t bytes = 0;
@@ -115,29 +147,34 @@ void describe_checkpoint(const std::string& given) {
   const CheckpointInfo info = checkpoint ? checkpoint_info(file, path) : CheckpointInfo{};
   std::cout << path.string() << ": " << file.tensors.size() << " tensors, " << bytes << " bytes\n";
   if (!checkpoint) {
-    describe_weights(file);
+    describe_weights(file, whole);
     return;
-  }
-  for (const auto& [name, group] : groups) {
-    std::cout << "  " << plain_text(name) << ": " << group.first << " tensors, " << group.second << " elements\n";
   }
   const Progress& p = info.progress;
   std::cout << "written by axial " << plain_text(info.version) << ' ' << position(p.epoch, p.batch, info.config.train.epochs)
             << " (" << p.updates << " updates); ";
   if (p.best_epoch > 0) {
-    std::cout << "best top1 " << p.best_top1 << " (epoch " << p.best_epoch << ")\n";
+    std::cout << "best top1 " << p.best_top1 << " of the " << chosen_by(info.config) << " (epoch " << p.best_epoch
+              << ")\n";
   } else {
     std::cout << "not evaluated yet\n";
   }
   std::cout << info.spec.train_images << " training images, " << info.spec.classes.size() << " classes:";
   for (const auto& name : info.spec.classes) std::cout << ' ' << plain_text(name) << (&name == &info.spec.classes.back() ? "" : ",");
-  std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << "\nconfiguration:\n"
-            << to_yaml(info.config);
+  std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << '\n';
+  for (const auto& [name, group] : groups) {
+    std::cout << "  " << plain_text(name) << ": " << group.first << " tensors, " << group.second << " numbers";
+    if (name == "model" || name == "ema") std::cout << parameters_of(file, name + ".", group.second);
+    std::cout << '\n';
+  }
+  describe_config(info.config, whole);
 }
 
 }  // namespace
 
 int run_info(const InfoArguments& a) {
+  if (a.config && a.checkpoint.empty())
+    throw ConfigError("command line: --config: is about a checkpoint; name one, or see axial config");
   if (!a.kernel.empty() && !a.checkpoint.empty()) {
     throw ConfigError("command line: --kernel: is about the program, not about " + a.checkpoint +
                       "; give one of the two");
@@ -145,7 +182,7 @@ int run_info(const InfoArguments& a) {
   if (!a.kernel.empty()) {
     describe_kernel(a.kernel);
   } else if (!a.checkpoint.empty()) {
-    describe_checkpoint(a.checkpoint);
+    describe_checkpoint(a.checkpoint, a.config);
   } else {
     describe_machine();
   }

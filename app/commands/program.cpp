@@ -89,8 +89,10 @@ std::string meant(const std::string& message, const CLI::App* command) {
   const std::string mark = "not expected: --";
   const std::size_t at = message.find(mark);
   if (at == std::string::npos || command == nullptr) return {};
-  const std::string flag =
-      message.substr(at + mark.size(), message.find_first_of(" =", at + mark.size()) - at - mark.size());
+  const std::string argument =
+      message.substr(at + mark.size(), message.find(' ', at + mark.size()) - at - mark.size());
+  const std::size_t equals = argument.find('=');
+  const std::string flag = argument.substr(0, equals);
   std::vector<std::string> names;
   for (const CLI::Option* option : command->get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back(name);
@@ -98,7 +100,8 @@ std::string meant(const std::string& message, const CLI::App* command) {
   const std::string nearest = nearest_name(flag, names);
   if (!nearest.empty()) return "; did you mean --" + nearest + "?";
   const bool takes_keys = std::find(names.begin(), names.end(), "lr") != names.end();
-  const std::string key = takes_keys ? meant_key("", flag) : "";
+  const std::string key =
+      takes_keys ? meant_key("", flag, equals == std::string::npos ? "=VALUE" : argument.substr(equals)) : "";
   return key.empty() ? "" : "; " + key;
 }
 
@@ -211,6 +214,8 @@ CLI::App* add_info(CLI::App& program, InfoArguments& a) {
       ->add_option("checkpoint", a.checkpoint, "a checkpoint, a run's folder (its best), or a file of axial export")
       ->option_text(" ")
       ->check(check_not_empty);
+  command->add_flag("--config", a.config,
+                    "of a checkpoint: its whole configuration, not only what differs from the default");
   command->add_option("--kernel", a.kernel, "which code a plain layer of this shape runs on")
       ->option_text("B H W D HEADS DTYPE")
       ->expected(6);

@@ -27,7 +27,8 @@ Command add_export(CLI::App& program) {
   command->footer(
       "Names are those of the modules, such as blocks.0.attention.row_qkv.weight [3D, D]; metadata has classes, mean "
       "and standard deviation of the pixels, and the configuration. axial info and train.init_from read such files, "
-      "too.\n\n"
+      "too. The answer's parameters are what training counts; elements are they and the statistics of batch "
+      "norms.\n\n"
       "Example:\n  axial export runs/try -o try.safetensors");
   return {command, [a] { return run_export(*a); }};
 }

@@ -8,6 +8,7 @@
 #include "app/results/runs.h"
 #include "app/results/text.h"
 #include "app/run/log.h"
+#include "app/train/best.h"
 
 namespace axial::app {
 namespace {
@@ -22,6 +23,7 @@ Json as_json(const RunSummary& run) {
                {"epochs", run.epochs_done()},
                {"of", run.problem.empty() ? Json(run.config.train.epochs) : Json()},
                {"best_top1", rounded(run.best_top1, 6)},
+               {"best_of", run.problem.empty() ? Json(chosen_by(run.config)) : Json()},
                {"best_epoch", run.best_epoch > 0 ? Json(run.best_epoch) : Json()},
                {"train_loss", of_last(&EpochMetrics::train_loss, 4)},
                {"val_loss", of_last(&EpochMetrics::val_loss, 4)},
@@ -34,13 +36,15 @@ Json as_json(const RunSummary& run) {
 }
 
 void print_table(const std::vector<RunSummary>& runs) {
-  std::vector<std::vector<std::string>> rows = {{"run", "state", "epochs", "best top1", "at", "data set", "age"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"run", "state", "epochs", "best top1", "of", "at", "data set", "age"}};
   for (const RunSummary& run : runs) {
     const std::string& tta = run.config.train.eval_tta;  // one is not to be compared with others
     const std::string views = tta == "none" ? "" : " (" + tta + ")";
     const std::string of = run.problem.empty() ? "/" + std::to_string(run.config.train.epochs) : "";
     rows.push_back({plain_text(run.path.string()), name_of(run.state), std::to_string(run.epochs_done()) + of,
-                    percent_text(run.best_top1) + views, run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-",
+                    percent_text(run.best_top1) + views, run.problem.empty() ? chosen_by(run.config) : "-",
+                    run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-",
                     run.problem.empty() ? run.config.data.dataset : "-", age_text(run.age_seconds)});
   }
   std::vector<std::size_t> widths(rows[0].size());

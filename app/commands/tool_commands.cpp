@@ -21,7 +21,16 @@ Command add_gradcheck(CLI::App& program) {
   command->add_flag("-v,--verbose", a->verbose, "print every check, not only those that are wrong");
   command->add_flag("--plant-error", a->plant_error,
                     "make one gradient wrong by 1e-3, to see that the check catches it");
-  command->footer("Exit code 1 on any mismatch.\n\nExample:\n  axial gradcheck --device cuda --json check.json");
+  command->footer(
+      "A case is a pass, an MLP or a model with random inputs; a check is one of its "
+      "outputs or gradients, against\n"
+      "  reference           library operators in float64\n"
+      "  finite differences  slopes of the output in float64\n"
+      "  float64 reference   library operators in float64, for a narrower type\n"
+      "  bias                the same, by the error that all elements share\n"
+      "  finite              no infinity and no NaN\n"
+      "Of each the largest error is told as a part of its limit: 1 is just allowed.\n"
+      "Exit code 1 on any mismatch.\n\nExample:\n  axial gradcheck --device cuda --json check.json");
   return {command, [a] { return run_gradcheck(*a); }};
 }
 
@@ -58,6 +67,7 @@ Command add_bench(CLI::App& program) {
   add_config_files(command, a->configs, "with --step: ");
   command->add_option("key=value", a->overrides, "with --step: overrides, e.g. data.batch_size=256")->option_text("...");
   command->footer(
+      "What the columns mean stands below the table.\n\n"
       "Examples:\n"
       "  axial bench --shapes train64 4,32,32,64,4 --dtype bfloat16,tf32\n"
       "  axial bench --step -c configs/bench.yaml train.precision=tf32\n"

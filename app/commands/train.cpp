@@ -127,14 +127,14 @@ void prepare_resume(const TrainArguments& a, TrainRequest& request) {
   request.config = override_config(info.config, a.configs, a.overrides);
   make_paths_absolute(info.config);
   make_paths_absolute(request.config);
+  std::vector<std::string> fixed;
   for (const std::string& key : differing_keys(info.config, request.config)) {
-    if (!find_key(key)->may_change_on_resume) {
-      throw ConfigError(key + ": differs from the run in " + request.checkpoint.string() +
-                        ", and a resumed run cannot change it; it may change " +
-                        keys_that(&Key::may_change_on_resume));
-    }
+    if (!find_key(key)->may_change_on_resume) fixed.push_back(key);
     request.notes.push_back(change_note(key, info.config, request.config));
   }
+  if (fixed.empty()) return;
+  throw ConfigError(describe_changes(fixed, info.config, request.config) + ": a resumed run stays as it is in " +
+                    request.checkpoint.string() + " (axial config --keys marks what may change on resume)");
 }
 
 // A launcher that starts several processes would get as many complete runs, each on its own.

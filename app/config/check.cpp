@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <limits>
+#include <utility>
 
 #include "app/config/load.h"
 #include "app/config/schema.h"
@@ -23,6 +25,8 @@ class Checker {
     pair("augment.erase_area", config_.augment.erase_area);
     pair("augment.ratio", config_.augment.ratio);
     pictures();
+    dropout();
+    tiny();
     const OptimConfig& optim = config_.optim;
     if (optim.name == "sgd" && optim.nesterov && optim.momentum == 0)
       fail({"optim.nesterov", "optim.momentum"}, "Nesterov's momentum needs a momentum above 0");
@@ -110,6 +114,30 @@ class Checker {
     if (data.dataset != "image_list" && (!data.train_list.empty() || !data.test_list.empty()))
       fail({data.train_list.empty() ? "data.test_list" : "data.train_list", "data.dataset"},
            "is for the dataset image_list");
+  }
+
+  // What is out of reach of 8-bit draws (kernels::dropout_rate) would become several times as much, or less.
+  void dropout() const {
+    const ModelConfig& m = config_.model;
+    const std::pair<const char*, double> keys[] = {{"model.attention_dropout", m.attention_dropout},
+                                                   {"model.projection_dropout", m.projection_dropout},
+                                                   {"model.drop_path", m.drop_path},
+                                                   {"model.head_dropout", m.head_dropout}};
+    for (const auto& [path, p] : keys) {
+      if (p != 0 && (p < 1.0 / 256 || p > 255.0 / 256))
+        fail({path}, "is drawn in steps of 1/256: expected 0, or 1/256 (0.00390625) to 255/256 (0.99609375)");
+    }
+  }
+
+  // Training computes in float32, where so little is nothing: no factor, a division by nothing, a gradient cut to it.
+  void tiny() const {
+    const std::pair<const char*, double> keys[] = {{"model.layer_scale", config_.model.layer_scale},
+                                                   {"optim.eps", config_.optim.eps},
+                                                   {"optim.clip_norm", config_.optim.clip_norm}};
+    for (const auto& [path, value] : keys) {
+      if (value != 0 && value < double{std::numeric_limits<float>::min()})
+        fail({path}, "is less than float32 holds: expected at least 1.2e-38, or 0 where that is in the range");
+    }
   }
 
   void pair(const char* path, const std::vector<double>& values) const {

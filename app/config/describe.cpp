@@ -35,8 +35,10 @@ std::string explain_key(const Key& key, const Config& config) {
   std::string others = key.other_names;
   std::replace(others.begin(), others.end(), ' ', ',');
   for (std::size_t i = 0; (i = others.find(',', i)) != std::string::npos; i += 2) others.replace(i, 1, ", ");
-  row("elsewhere", others);
+  row("elsewhere", others.empty() ? "" : "called " + others + " in other programs; here that name is not taken");
   row("on resume", key.may_change_on_resume ? "may change" : "stays as the run has it");
+  row("on eval",
+      key.may_change_on_eval ? "may change (and for predict, report, explain)" : "stays as the model has it");
   row("write", key.path + "=" + print_value(key, config));
   row("in a file", key.section() + ": {" + key.leaf() + ": " + print_value(key, config) + "}");
   return text;

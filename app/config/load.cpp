@@ -121,7 +121,7 @@ class Loader {
             at + "expected a section with keys, found " +
             (section.value->kind == Node::Kind::kNull ? "nothing; give it keys or remove it" : "a value"));
       for (const Entry& entry : section.value->entries)
-        set(section.key, entry.key, *entry.value, origin.at(entry.line));
+        set_in(section.key, entry.key, *entry.value, origin.at(entry.line));
     }
   }
 
@@ -138,7 +138,12 @@ class Loader {
     const std::string leaf = dot == std::string::npos ? path : path.substr(dot + 1);
     if (section.empty() && is_section(leaf))
       throw ConfigError("command line: " + path + ": expected a key, found a section; write " + leaf + ".key=value");
-    set(section, leaf, *override_value(path, value, origin), origin.name);
+    const Key* key = section.empty() ? nullptr : find_key(path);
+    if (key == nullptr) {
+      throw ConfigError("command line: " + excerpt(path) + ": unknown key; " +
+                        suggest_key(section, leaf, "=" + excerpt(value)));
+    }
+    set(*key, *override_value(*key, value, origin), origin.name);
   }
 
   Config finish() const {
@@ -186,10 +191,9 @@ class Loader {
 
   // Text is taken as it stands (the shell has dealt with quotes; paths hold what YAML finds special);
   // everything else is YAML.
-  static NodePtr override_value(const std::string& path, const std::string& value, const Origin& origin) {
-    const Key* key = find_key(path);
+  static NodePtr override_value(const Key& key, const std::string& value, const Origin& origin) {
     Config scratch{};
-    const bool is_text = key != nullptr && std::holds_alternative<std::string*>(key->field(scratch));
+    const bool is_text = std::holds_alternative<std::string*>(key.field(scratch));
     const bool quoted = !value.empty() && (value[0] == '"' || value[0] == '\'');
     if (is_text && !quoted) {
       auto node = std::make_shared<Node>();
@@ -201,19 +205,24 @@ class Loader {
     try {
       node = parse_yaml(value, origin);
     } catch (const ConfigError& error) {
-      const std::string message = error.what();
-      throw ConfigError(origin.name + ": " + excerpt(path) + message.substr(origin.name.size()));
+      const std::string message = error.what(), reason = message.substr(origin.name.size() + 2);
+      throw ConfigError(origin.name + ": " + key.path + ": expected " + print_limits(key) + ", found " +
+                        excerpt(value) + "; " + reason);
     }
     return node != nullptr ? node : std::make_shared<Node>();
   }
 
-  void set(const std::string& section, const std::string& leaf, const Node& value, const std::string& where) {
-    const std::string path = section.empty() ? leaf : section + "." + leaf;
-    const Key* key = section.empty() ? nullptr : find_key(path);
+  void set_in(const std::string& section, const std::string& leaf, const Node& value, const std::string& where) {
+    const std::string path = section + "." + leaf;
+    const Key* key = find_key(path);
     if (key == nullptr) unknown(where + ": " + excerpt(path) + ": ", section, leaf, value);
-    const std::string error = assign(*key, value, config_);
-    if (!error.empty()) throw ConfigError(where + ": " + path + ": " + error);
-    set_at_[path] = where;
+    set(*key, value, where);
+  }
+
+  void set(const Key& key, const Node& value, const std::string& where) {
+    const std::string error = assign(key, value, config_);
+    if (!error.empty()) throw ConfigError(where + ": " + key.path + ": " + error);
+    set_at_[key.path] = where;
   }
 
   Config config_{};
@@ -276,6 +285,18 @@ std::vector<std::string> differing_keys(const Config& a, const Config& b) {
     if (print_value(key, a) != print_value(key, b)) keys.push_back(key.path);
   }
   return keys;
+}
+
+std::string describe_changes(const std::vector<std::string>& keys, const Config& kept, const Config& wanted) {
+  constexpr std::size_t kShown = 4;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kShown, keys.size()); ++i) {
+    const Key& key = *find_key(keys[i]);
+    text += (i > 0 ? "; " : "") + key.path + " is " + excerpt(print_value(key, kept)) + ", not " +
+            excerpt(print_value(key, wanted));
+  }
+  if (keys.size() > kShown) text += "; and " + std::to_string(keys.size() - kShown) + " more";
+  return text;
 }
 
 }  // namespace axial::app

@@ -38,5 +38,7 @@ bool is_override(const std::string& argument);
 
 // The keys (full paths) whose values differ.
 std::vector<std::string> differing_keys(const Config& a, const Config& b);
+// "optim.lr is 0.001, not 0.1; ... and 3 more", of keys that the run or model in `kept` has as they are.
+std::string describe_changes(const std::vector<std::string>& keys, const Config& kept, const Config& wanted);
 
 }  // namespace axial::app

@@ -77,28 +77,29 @@ std::vector<Key> make_schema() {
       "learned relative position bias per head and axis, added to the scores; a GPU then trains on slower kernels",
       "rel_pos");
   add("model.position_sensitive", FIELD(model.position_sensitive), "false", any(), "",
-      "position-sensitive attention: learned relative positions of each axis beside queries, keys and values; runs on "
-      "library operators and keeps the attention probabilities in memory", "axial_deeplab");
+      "position-sensitive attention: learned relative positions of each axis beside queries, keys and values, on top of "
+      "relative_bias and rotary where these are on; runs on library operators and keeps the attention probabilities in "
+      "memory", "axial_deeplab");
   add("model.rotary", FIELD(model.rotary), "false", any(), "",
       "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
       "a GPU then runs on slower kernels", "rope use_rope rotary_emb rotary_embedding");
   add("model.rotary_base", FIELD(model.rotary_base), "100", above(1, 1e9), "",
-      "rotary: base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
+      "rotary (else without effect): base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
   add("model.layer_scale", FIELD(model.layer_scale), "0", real(0, 1000), "",
       "start of a learned factor of each channel of each branch (CaiT; 0.1 or less for deep models); 0: none",
       "layer_scale_init init_values layerscale");
   add("model.first_axis", FIELD(model.first_axis), "width", one_of({"width", "height"}), "",
       "the axis along which a block attends first");
-  add("model.attention_dropout", FIELD(model.attention_dropout), "0", real(0, 0.99), "",
+  add("model.attention_dropout", FIELD(model.attention_dropout), "0", below(0, 1), "",
       "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout");
   add("model.projection_dropout", FIELD(model.projection_dropout), "0", below(0, 1), "",
       "dropout of the output of each branch, in steps of 1/256; a GPU then trains on slower kernels",
       "proj_drop proj_drop_rate proj_dropout");
   add("model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
-      "stochastic depth of the deepest block; rises linearly from 0 at the first",
+      "stochastic depth of the deepest block, in steps of 1/256; rises linearly from 0 at the first",
       "drop_path_rate stochastic_depth");
   add("model.head_dropout", FIELD(model.head_dropout), "0", below(0, 1), "",
-      "dropout before the linear head", "dropout drop drop_rate");
+      "dropout before the linear head, in steps of 1/256", "dropout drop drop_rate");
   add("model.backend", FIELD(model.backend), "fused", one_of({"fused", "reference"}), "",
       "our kernels, or composed library operators");
 
@@ -118,7 +119,7 @@ std::vector<Key> make_schema() {
       "image_folder without train/, image_list without test_list: part of each class that is the test set, chosen by "
       "file names");
   add("data.batch_size", FIELD(data.batch_size), "128", integer(1, 1048576), "images",
-      "images in a training batch, per process", "batch bs batchsize");
+      "images in a training batch", "batch bs batchsize");
   add("data.eval_batch_size", FIELD(data.eval_batch_size), "512", integer(1, 1048576), "images",
       "images in a batch of evaluation", "validation_batch_size test_batch_size");
   add("data.drop_last", FIELD(data.drop_last), "true", any(), "",
@@ -235,7 +236,8 @@ std::vector<Key> make_schema() {
   add("train.precision", FIELD(train.precision), "float32", one_of({"float32", "tf32", "bfloat16", "float16"}), "",
       "arithmetic; weights stay float32", "dtype amp amp_dtype");
   add("train.threads", FIELD(train.threads), "0", integer(0, 4096), "threads",
-      "CPU threads; 0: one for each core", "num_threads");
+      "CPU threads; 0: one for each core; the same number gives the same weights to the bit, another one differs in their "
+      "last bits (sums are divided otherwise)", "num_threads");
   add("train.accumulate", FIELD(train.accumulate), "1", integer(1, 65536), "batches",
       "batches whose gradients are added before a step",
       "accumulate_grad_batches grad_accum_steps gradient_accumulation_steps");
@@ -348,14 +350,6 @@ const Key* find_key(const std::string& path) {
     if (key.path == path) return &key;
   }
   return nullptr;
-}
-
-std::string keys_that(bool Key::*property) {
-  std::string text;
-  for (const Key& key : schema()) {
-    if (key.*property) text += (text.empty() ? "" : ", ") + key.path;
-  }
-  return text;
 }
 
 }  // namespace axial::app

@@ -58,7 +58,4 @@ const std::vector<Key>& schema();
 
 const Key* find_key(const std::string& path);  // nullptr where there is none
 
-// "train.epochs, train.device, ...": the keys of that property.
-std::string keys_that(bool Key::*property);
-
 }  // namespace axial::app

@@ -38,10 +38,14 @@ std::vector<std::string> words(const std::string& text) {
   return result;
 }
 
-std::string alternatives(const std::vector<std::string>& paths) {
+std::string alternatives(const std::vector<std::string>& paths, const std::string& given = "") {
   std::string text;
-  for (const std::string& path : paths) text += (text.empty() ? "" : " or ") + path;
+  for (const std::string& path : paths) text += (text.empty() ? "" : " or ") + path + given;
   return text;
+}
+
+std::string in_its_section(const Key& key) {
+  return "write it in its section, as " + key.section() + ": {" + key.leaf() + ": ...}";
 }
 
 // More than a third of the letters changed is another word, not a misspelling.
@@ -62,16 +66,16 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   return nearest.empty() || !is_misspelling(best, given) ? "" : nearest;
 }
 
-std::string suggest_key(const std::string& section, const std::string& unknown) {
-  const std::string meant = meant_key(section, unknown);
+std::string suggest_key(const std::string& section, const std::string& unknown, const std::string& given) {
+  const std::string meant = meant_key(section, unknown, given);
   return meant.empty() ? "axial config --keys lists all of them" : meant;
 }
 
-std::string meant_key(const std::string& section, const std::string& unknown) {
+std::string meant_key(const std::string& section, const std::string& unknown, const std::string& given) {
   // A name longer than any key is no misspelling; the table of distances stays small.
   const std::string leaf = normalised(unknown).substr(0, 64);
   if (const Key* key = find_key(normalised(unknown)); key != nullptr && section.empty())
-    return "write it in its section, as " + key->section() + ": {" + key->leaf() + ": ...}";
+    return given.empty() ? in_its_section(*key) : "write " + key->path + given;
 
   std::vector<std::string> elsewhere, renamed;
   for (const Key& key : schema()) {
@@ -82,7 +86,10 @@ std::string meant_key(const std::string& section, const std::string& unknown) {
   if (!elsewhere.empty()) {
     const bool only_case = std::find(elsewhere.begin(), elsewhere.end(), section + "." + leaf) != elsewhere.end();
     if (only_case) return "did you mean " + section + "." + leaf + "?";
-    return "it belongs in another section: " + alternatives(elsewhere);
+    if (!given.empty()) return "write " + alternatives(elsewhere, given);
+    if (section.empty() && elsewhere.size() == 1) return in_its_section(*find_key(elsewhere[0]));
+    return (section.empty() ? "it belongs in a section: " : "it belongs in another section: ") +
+           alternatives(elsewhere);
   }
   if (!renamed.empty()) return "here it is called " + alternatives(renamed);
 

@@ -10,9 +10,10 @@ namespace axial::app {
 std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
 
 // "did you mean optim.lr?", "it belongs in another section: optim.lr", ... for an unknown `section`.`leaf`
-// (section "" for a key at the top level); "" where none is near.
-std::string meant_key(const std::string& section, const std::string& leaf);
+// (section "" for a key at the top level); "" where none is near. On a command line `given` is what follows the key,
+// "=0.1", and the answer is what to write: "write optim.lr=0.1".
+std::string meant_key(const std::string& section, const std::string& leaf, const std::string& given = "");
 // The same, or where all keys are listed.
-std::string suggest_key(const std::string& section, const std::string& leaf);
+std::string suggest_key(const std::string& section, const std::string& leaf, const std::string& given = "");
 
 }  // namespace axial::app

@@ -132,7 +132,7 @@ Found read(const Node& node, const Limits& limits, double* out) {
     const bool high = range->high_open ? value < range->high : value <= range->high;
     if (!low || !high) return describe(node);
   }
-  *out = value;
+  *out = value + 0.0;  // -0 is 0
   return {};
 }
 

@@ -88,7 +88,7 @@ class TreeBuilder : public YAML::EventHandler {
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
     check_tag(tag, mark);
     if (!stack_.empty() && stack_.back().node->kind == Node::Kind::kMap && !stack_.back().has_key)
-      fail(mark.line + 1, "a key must be a single word, not a list or a map");
+      fail(mark.line + 1, "a key must be a single word, not a list or a map (is a bracket not closed?)");
     auto node = std::make_shared<Node>();
     node->kind = kind;
     stack_.push_back({std::move(node), anchor, mark.line + 1, false, {}, 0, {}});
@@ -110,7 +110,8 @@ class TreeBuilder : public YAML::EventHandler {
     if (parent.node->kind == Node::Kind::kList) {
       parent.node->items.push_back(std::move(node));
     } else if (!parent.has_key) {
-      if (node->kind != Node::Kind::kScalar) fail(line > 0 ? line : parent.line, "a key must be a single word");
+      if (node->kind != Node::Kind::kScalar)
+        fail(line > 0 ? line : parent.line, "a key must be a single word (is a bracket not closed?)");
       const auto [first, fresh] = parent.lines.emplace(node->text, line);
       if (!fresh) {
         fail(line, path(node->text) + ": set again; it was set on line " + std::to_string(first->second) +

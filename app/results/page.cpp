@@ -13,6 +13,7 @@
 #include "app/results/chart.h"
 #include "app/results/page_style.h"
 #include "app/results/text.h"
+#include "app/train/best.h"
 
 namespace axial::app {
 namespace {
@@ -23,7 +24,8 @@ constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", 
 constexpr const char* kPixels = " class=\"pixels\"";
 
 constexpr const char* kAboutCurves =
-    R"(<p class="soft">Solid: validation, in evaluation mode. Dashed: training, the mean
+    R"(<p class="soft">Solid: validation (held-out images, or the test set where none are
+held out), in evaluation mode. Dashed: training, the mean
 over the epoch with its augmentation, dropout and label smoothing, which is why it may look worse. The learning rate is
 that at the end of an epoch.</p>
 )";
@@ -58,8 +60,9 @@ std::string number_or_dash(const char* pattern, double value) {
 std::string overview(const std::vector<ReportedRun>& runs) {
   std::string text =
       "<div class=\"wide\"><table><tr><th>run</th><th>state</th><th class=\"n\">epochs</th><th class=\"n\">best top1"
-      "</th><th class=\"n\">at epoch</th><th class=\"n\">test top1</th><th class=\"n\">test loss</th><th class=\"n\">"
-      "calibration error</th><th class=\"n\">training</th><th class=\"n\">images/s</th></tr>\n";
+      "</th><th>of</th><th class=\"n\">at epoch</th><th class=\"n\">test top1</th><th class=\"n\">test loss</th><th "
+      "class=\"n\">"
+      "calibration error</th><th class=\"n\">training</th><th class=\"n\">images/s, last epoch</th></tr>\n";
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const RunSummary& run = runs[i].summary;
     const RunResults& r = runs[i].results;
@@ -69,7 +72,9 @@ std::string overview(const std::vector<ReportedRun>& runs) {
     const auto cell = [](const std::string& value) { return "<td class=\"n\">" + value + "</td>"; };
     text += "<tr><td>" + chip(i) + html(runs[i].name) + "</td><td>" + name_of(run.state) + "</td>" +
             cell(std::to_string(run.epochs_done()) + "/" + std::to_string(run.config.train.epochs)) +
-            cell(percent_text(run.best_top1)) + cell(run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-") +
+            cell(percent_text(run.best_top1)) +
+            (run.problem.empty() ? "<td>" + chosen_by(run.config) + "</td>" : "<td>-</td>") +
+            cell(run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-") +
             cell(percent_text(evaluated ? r.scores.top1 : none)) +
             cell(number_or_dash("%.4f", evaluated ? r.loss : none)) +
             cell(percent_text(evaluated ? r.scores.ece : none)) +

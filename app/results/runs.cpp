@@ -17,6 +17,7 @@
 #include "app/config/value.h"
 #include "app/run/run_directory.h"
 #include "app/run/run_error.h"
+#include "app/train/best.h"
 
 namespace axial::app {
 namespace {
@@ -143,10 +144,11 @@ RunSummary read_run(const fs::path& path) {
     run.config = load_config({}, {});
   }
   run.epochs = read_metrics(path / "metrics.csv");
+  double best_top1 = -1, best_loss = std::numeric_limits<double>::infinity();
   for (const EpochMetrics& row : run.epochs) {
-    // As the trainer chooses: the first of equals, never by a loss that is not finite.
-    if (!std::isfinite(row.val_loss) || !(std::isnan(run.best_top1) || row.val_top1 > run.best_top1)) continue;
-    run.best_top1 = row.val_top1;
+    if (!is_better(run.config.train, row.val_top1, row.val_loss, best_top1, best_loss)) continue;
+    run.best_top1 = best_top1 = row.val_top1;
+    best_loss = row.val_loss;
     run.best_epoch = static_cast<std::int64_t>(row.epoch);
   }
   run.last_line = last_line_of(path / "train.log");

@@ -98,9 +98,10 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
 
 }  // namespace
 
-MetricsCsv::MetricsCsv(fs::path path, const std::vector<std::string>& columns, std::int64_t resume_at)
+MetricsCsv::MetricsCsv(fs::path path, const std::vector<std::string>& columns, std::int64_t resume_at,
+                       const fs::path& from)
     : path_(std::move(path)), columns_(columns.size()) {
-  const std::string rows = resume_at >= 0 ? rows_before(path_, columns, resume_at) : "";
+  const std::string rows = resume_at >= 0 ? rows_before(from.empty() ? path_ : from, columns, resume_at) : "";
   try {
     AtomicFile file(path_);
     file.write(join(columns) + rows);

@@ -48,11 +48,12 @@ std::filesystem::path new_run_path(const std::filesystem::path& root, const std:
 
 // metrics.csv: a header, then a row per record; opened to append. On resume, rows whose first column is `resume_at`
 // or more and a row cut in the middle are removed first, so that the file reads as if the run had never stopped: that
-// column counts what is in every row another number (epochs; of updates a whole epoch may be skipped). Throws
-// RunError.
+// column counts what is in every row another number (epochs; of updates a whole epoch may be skipped). `from` is the
+// file of the run that goes on here, where that is another one's. Throws RunError.
 class MetricsCsv {
  public:
-  MetricsCsv(std::filesystem::path path, const std::vector<std::string>& columns, std::int64_t resume_at = -1);
+  MetricsCsv(std::filesystem::path path, const std::vector<std::string>& columns, std::int64_t resume_at = -1,
+             const std::filesystem::path& from = {});
   void append(const std::vector<std::string>& row);  // flushed at once
 
  private:

@@ -164,11 +164,13 @@ void Trainer::end_epoch() {
   p.epoch = finished;
   p.batch = 0;
   unsaved_ = true;
-  p.train_seconds = seconds_before_ + seconds_since(started_);
+  note_time();
   report.best_top1 = known(p.best_top1);
   report.seconds = p.train_seconds;
-  report.images_per_second =
-      static_cast<double>(p.images - images_before_) / std::max(1e-9, p.train_seconds - seconds_before_);
+  report.epoch_seconds = p.epoch_seconds;
+  report.images_per_second = static_cast<double>(p.images - epoch_images_before_) / std::max(1e-9, p.epoch_seconds);
+  epoch_began_ = p.train_seconds;
+  epoch_images_before_ = p.images;
   recorder_->epoch(report);
   log::progress_done();
   log::info(report.line(config_.train.epochs, sets_.held_out));

@@ -46,6 +46,7 @@ class Trainer {
   void end_epoch();
   void save_epoch(bool due);
   void report_progress(const Sighting& sighting);
+  void note_time();
   void save(const std::filesystem::path& path);
   bool should_stop() const;
   bool finished() const;
@@ -76,8 +77,8 @@ class Trainer {
   std::int64_t tried_ = 0;  // updates asked for, in all; skipped ones, too
   std::int64_t per_epoch_ = 0, updates_per_epoch_ = 0, stop_batch_ = -1;
   Clock::time_point started_;  // of this process's training; seconds_before_ is what earlier ones took
-  double seconds_before_ = 0;
-  std::int64_t images_before_ = 0;
+  double seconds_before_ = 0, epoch_began_ = 0;  // epoch_began_: of all that was trained
+  std::int64_t images_before_ = 0, epoch_images_before_ = 0;
   Clock::time_point last_report_;
 };
 

@@ -20,11 +20,12 @@ void or_warn(F write) {
 }  // namespace
 
 Recorder::Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
-                   std::int64_t resume_epoch, std::int64_t resume_step)
+                   std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& metrics_from)
     : run_(folder, mode) {
   run_.write_config(to_yaml(config));
   log::open_file(run_.path() / "train.log");
-  csv_ = std::make_unique<MetricsCsv>(run_.path() / "metrics.csv", EpochReport::csv_columns(), resume_epoch);
+  csv_ = std::make_unique<MetricsCsv>(run_.path() / "metrics.csv", EpochReport::csv_columns(), resume_epoch,
+                                      metrics_from);
   if (config.train.tensorboard) events_ = std::make_unique<EventWriter>(run_.path(), resume_step);
 }
 

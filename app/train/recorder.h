@@ -16,10 +16,11 @@ namespace axial::app {
 
 class Recorder {
  public:
-  // Makes the folder and opens everything. Rows from resume_epoch on and TensorBoard's records from resume_step on are
-  // void; -1: a new run. Throws RunError.
+  // Makes the folder and opens everything. Rows from resume_epoch on and TensorBoard's records from resume_step on
+  // are void; -1: a new run. `metrics_from` is the metrics.csv of the run that goes on in this folder of its own;
+  // empty: none. Throws RunError.
   Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
-           std::int64_t resume_epoch, std::int64_t resume_step);
+           std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& metrics_from = {});
   // The log's file stays open for the error that may end the run; who ends it well closes it.
 
   const RunDirectory& run() const { return run_; }

@@ -134,7 +134,8 @@ std::string EpochReport::line(std::int64_t epochs, bool held_out) const {
     text += format("; %s loss %.4f, top1 %.2f %%", held_out ? "validation" : "test", val_loss, 100 * val_top1);
     if (!std::isnan(best_top1)) text += format(" (best %.2f %%)", 100 * best_top1);
   }
-  return text + format("; %.0f images/s, %s", images_per_second, duration(seconds).c_str());
+  return text + format("; %.0f images/s, epoch %s, run %s", images_per_second, duration(epoch_seconds).c_str(),
+                       duration(seconds).c_str());
 }
 
 }  // namespace axial::app

@@ -50,7 +50,8 @@ struct EpochReport {
   double lr = 0, train_loss = 0, train_top1 = 0;
   double val_loss = std::numeric_limits<double>::quiet_NaN(), val_top1 = val_loss;  // NaN: not evaluated
   double best_top1 = val_loss;                                                      // NaN: none yet
-  double images_per_second = 0, seconds = 0;
+  double images_per_second = 0;                                                     // of the epoch
+  double epoch_seconds = 0, seconds = 0;  // of the epoch with its evaluation, and of the run so far
 
   static std::vector<std::string> csv_columns();
   std::vector<std::string> csv_row() const;  // in that order; empty where unknown

@@ -14,6 +14,7 @@
 #include "app/config/schema.h"
 #include "app/config/yaml_tree.h"
 #include "app/run/log.h"
+#include "app/train/best.h"
 #include "app/train/checks.h"
 #include "app/train/freeze.h"
 #include "app/version.h"
@@ -56,17 +57,16 @@ std::shared_ptr<AxialClassifierImpl> make_model(const Config& config, const Imag
 
 bool note_evaluation(Progress& p, const TrainConfig& config, std::int64_t epoch, double top1, double loss) {
   const double value = config.eval_metric == "loss" ? -loss : top1;  // the higher the better
-  // Accuracies of few images are often the same: the loss then says which epoch is the better one. False for NaN.
-  const bool lower = loss < p.best_loss;
-  const bool improved = std::isfinite(loss) &&
-                        (config.eval_metric == "loss" ? lower : top1 > p.best_top1 || (top1 == p.best_top1 && lower));
+  const bool improved = is_better(config, top1, loss, p.best_top1, p.best_loss);
   p.stale = improved ? 0 : p.stale + 1;
   if (improved) {
     p.best_top1 = top1;
     p.best_loss = loss;
     p.best_epoch = epoch;
   }
-  if (std::isfinite(loss) && std::isfinite(value)) p.top.emplace_back(epoch, value);
+  // The best one goes before those that are as accurate, and else the earlier before the later.
+  if (std::isfinite(loss) && std::isfinite(value))
+    p.top.emplace(improved ? p.top.begin() : p.top.end(), epoch, value);
   std::stable_sort(p.top.begin(), p.top.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   if (p.top.size() > static_cast<std::size_t>(config.keep_best))
     p.top.resize(static_cast<std::size_t>(config.keep_best));
@@ -150,6 +150,7 @@ json progress_json(const Progress& p) {
           {"stale", p.stale},
           {"top", p.top},
           {"train_seconds", p.train_seconds},
+          {"epoch_seconds", p.epoch_seconds},
           {"images", p.images},
           {"last_top1", p.last_top1},
           {"last_loss", p.last_loss}};
@@ -170,6 +171,7 @@ Progress progress_of(const json& j) {
   p.stale = j.value("stale", std::int64_t{0});
   p.top = j.value("top", decltype(p.top){});
   j.at("train_seconds").get_to(p.train_seconds);
+  p.epoch_seconds = j.value("epoch_seconds", 0.0);
   j.at("images").get_to(p.images);
   j.at("last_top1").get_to(p.last_top1);
   // JSON has no NaN: a loss that was not finite was written as null.
@@ -337,10 +339,12 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   if (!device_name.empty()) all.push_back("train.device=" + device_name);
   const Config trained = loaded.info.config;
   loaded.info.config = override_config(trained, {}, all);
-  for (const std::string& key : differing_keys(trained, loaded.info.config)) {
-    if (find_key(key)->may_change_on_eval) continue;
-    throw ConfigError(key +
-                      ": a trained model is taken as it is; here may change: " + keys_that(&Key::may_change_on_eval));
+  std::vector<std::string> fixed = differing_keys(trained, loaded.info.config);
+  std::erase_if(fixed, [](const std::string& key) { return find_key(key)->may_change_on_eval; });
+  if (!fixed.empty()) {
+    throw ConfigError(describe_changes(fixed, trained, loaded.info.config) +
+                      ": a trained model is taken as it is in " + path.string() +
+                      " (axial config --explain KEY says whether a key may change here)");
   }
   configure_libtorch(loaded.info.config.train);
   loaded.device = select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");

@@ -44,7 +44,7 @@ struct Progress {
   std::int64_t stale = 0;  // evaluations since then: what train.patience counts
   std::vector<std::pair<std::int64_t, double>>
       top;  // epoch and value of those that train.keep_best keeps, best first
-  double train_seconds = 0;
+  double train_seconds = 0, epoch_seconds = 0;  // in all, and of the epoch that is under way
   std::int64_t images = 0;       // trained on so far
   double last_top1 = -1, last_loss = -1;  // of the latest validation; -1: none yet
 };

@@ -10,6 +10,7 @@
 
 #include "app/config/load.h"
 #include "app/run/log.h"
+#include "app/train/best.h"
 #include "app/train/checks.h"
 #include "app/train/freeze.h"
 #include "app/train/initial.h"
@@ -89,8 +90,11 @@ std::string Trainer::position_now() const {
 void Trainer::open_run(const std::filesystem::path& folder) {
   const bool resumed = !request_.checkpoint.empty();
   const Progress& p = state_.progress;
+  std::filesystem::path rows;  // of the run that goes on here
+  if (resumed && request_.mode == RunDirectory::Mode::kNew)
+    rows = request_.checkpoint.parent_path().parent_path() / "metrics.csv";
   recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? p.epoch + 1 : -1,
-                                         resumed ? p.updates + 1 : -1);
+                                         resumed ? p.updates + 1 : -1, rows);
   run_ = &recorder_->run();
   log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +
@@ -132,22 +136,24 @@ TrainResult Trainer::run() {
     open_run(result.run);
     tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;
+    epoch_began_ = p.train_seconds - p.epoch_seconds;
     images_before_ = p.images;
+    epoch_images_before_ = p.images - p.batch * config_.data.batch_size;
     started_ = last_report_ = Clock::now();
     while (!finished() && !should_stop()) {
       train_epoch();
       if (p.batch >= per_epoch_) end_epoch();
     }
     log::progress_done();
-    p.train_seconds = seconds_before_ + seconds_since(started_);
+    note_time();
     result.signal = SignalGuard::caught();
     if (unsaved_) save(run_->last());
     if (!finished()) {
       log::info("stopped " + position_now() + "; continue with: axial train --resume=" + run_->path().string());
     } else if (p.best_epoch > 0) {
-      char best[64];
-      std::snprintf(best, sizeof best, "best: epoch %lld, top1 %.2f %%", static_cast<long long>(p.best_epoch),
-                    100 * p.best_top1);
+      char best[96];
+      std::snprintf(best, sizeof best, "best: epoch %lld, top1 %.2f %% of the %s",
+                    static_cast<long long>(p.best_epoch), 100 * p.best_top1, chosen_by(config_).c_str());
       log::info(std::string(best) + " in checkpoints/best.safetensors, which axial eval and axial predict take");
     }
   }
@@ -171,8 +177,15 @@ TrainResult Trainer::run() {
   return result;
 }
 
+void Trainer::note_time() {
+  Progress& p = state_.progress;
+  p.train_seconds = seconds_before_ + seconds_since(started_);
+  p.epoch_seconds = p.train_seconds - epoch_began_;
+}
+
 void Trainer::save(const std::filesystem::path& path) {
   look(0);
+  note_time();
   write_safetensors(path, to_checkpoint(state_, config_, spec_));
   last_checkpoint_ = path;
   if (path == run_->last()) unsaved_ = false;

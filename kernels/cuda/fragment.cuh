@@ -31,6 +31,12 @@ struct Fragment<__nv_bfloat16> : Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
   }
+  // v times a pair of numbers, rounded.
+  static __device__ __forceinline__ std::uint32_t times(std::uint32_t v, float low, float high) {
+    std::uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(pair(low, high)));
+    return r;
+  }
   static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {
     Bf16::mma(c, {{a[0], a[1], a[2], a[3]}}, {{b0, b1}});
@@ -51,6 +57,9 @@ struct Fragment<__half> : Fp16 {
     std::uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
+  }
+  static __device__ __forceinline__ std::uint32_t times(std::uint32_t v, float low_factor, float high_factor) {
+    return pair(low(v) * low_factor, high(v) * high_factor);  // the factors may be too large for this type
   }
   static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {

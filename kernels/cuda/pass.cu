@@ -187,10 +187,9 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
     plan.general = general(problem) || !same_layout;
     plan.split = !backward_serves<S>(geometry.strips, plan.general);
     if (plan.split && split_serves<S>(geometry.strips, general(problem))) plan.general = general(problem);
-    const int rows = plan.split ? Split::kRows : 256,
-              half = 128;  // a warpgroup's lines do not cross into the other's
+    static_assert(Split::kRows == PassBackwardShape<PassShape<__nv_bfloat16, 64, 4, 16>>::kRows);
     geometry.lines_per_tile =
-        geometry.pitch < 16 ? rows / geometry.pitch : rows / half * (half / 16 / geometry.strips);
+        geometry.pitch < 16 ? Split::kRows / geometry.pitch : Split::kRows / 16 / geometry.strips;
     geometry.tiles = empty(problem) ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
     plan.parts = plan.split ? Split::kParts : 1;
     plan.slab_bytes = sizeof(float) * Split::kSlab;

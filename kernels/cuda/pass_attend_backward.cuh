@@ -58,12 +58,13 @@ struct AttendBackward {
     std::uint32_t rows[kSteps][4], columns[kSteps][4];
   };
 
+  template <bool kRows, bool kColumns>
   static __device__ __forceinline__ void load_keys(std::uint32_t at, int lane, int group, Keys& keys) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const std::uint32_t address = at + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
-      load_tiles(address, keys.rows[i]);
-      load_tiles_transposed(address, keys.columns[i]);
+      if constexpr (kRows) load_tiles(address, keys.rows[i]);
+      if constexpr (kColumns) load_tiles_transposed(address, keys.columns[i]);
     }
   }
 
@@ -86,8 +87,8 @@ struct AttendBackward {
     if constexpr (kHold) {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
-        load_keys(lane_row + L::kK + j * 2048, lane, group, k_held[j]);
-        load_keys(lane_row + L::kV + j * 2048, lane, group, v_held[j]);
+        load_keys<true, true>(lane_row + L::kK + j * 2048, lane, group, k_held[j]);
+        load_keys<true, true>(lane_row + L::kV + j * 2048, lane, group, v_held[j]);
       }
     }
     float dk[kStrips][kTiles][4] = {}, dv[kStrips][kTiles][4] = {};
@@ -100,51 +101,66 @@ struct AttendBackward {
         load_tiles(at(L::kQ, m, i), q[i]);
         load_tiles(at(L::kO, m, i), d_o[i]);
       }
-      float s[kStrips][2][4];
+      // Scores and, to the base 2, their powers. Those are taken as they are first: good where their sums are far from
+      // the type's limits. Else all is done again, less the largest score of each row.
+      float s[kStrips][2][4], inverse[2];
+#pragma unroll 1
+      for (bool quick = true;; quick = false) {
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
+        for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          bool left_out = false;
-          if (j == kStrips - 1) {
-            left_out = kStrips == 1 ? (context.masked >> i & 1) != 0
-                                    : 16 * j + 8 * (i >> 2) + 2 * t + (i & 1) >= context.length;
+          for (int i = 0; i < 8; ++i) {
+            bool left_out = false;
+            if (j == kStrips - 1) {
+              left_out = kStrips == 1 ? (context.masked >> i & 1) != 0
+                                      : 16 * j + 8 * (i >> 2) + 2 * t + (i & 1) >= context.length;
+            }
+            if constexpr (kGeneral) {
+              const int key = 16 * j + 8 * (i >> 2) + 2 * t + (i & 1), query = 16 * m + g + 8 * (i >> 1 & 1);
+              left_out = left_out || (context.causal && key > query);  // in one line, also where a strip holds several
+            }
+            s[j][i >> 2][i & 3] = left_out ? -INFINITY : 0.f;
           }
-          if constexpr (kGeneral) {
-            const int key = 16 * j + 8 * (i >> 2) + 2 * t + (i & 1), query = 16 * m + g + 8 * (i >> 1 & 1);
-            left_out = left_out || (context.causal && key > query);  // in one line, also where a strip holds several
+        }
+#pragma unroll
+        for (int j = 0; j < kStrips; ++j) {
+          Keys k_now;
+          if constexpr (!kHold) load_keys<true, false>(lane_row + L::kK + j * 2048, lane, group, k_now);
+          const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
+#pragma unroll
+          for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) F::mma(s[j][n], q[i], k.rows[i][n], k.rows[i][2 + n]);
           }
-          s[j][i >> 2][i & 3] = left_out ? -INFINITY : 0.f;
         }
-      }
+        if (!quick) {
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-        Keys k_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
-        const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
+          for (int r = 0; r < 2; ++r) {
+            float max = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
+            for (int j = 0; j < 2 * kStrips; ++j)
+              max = fmaxf(max, fmaxf(s[j >> 1][j & 1][2 * r], s[j >> 1][j & 1][2 * r + 1]));
+            max = quad_max(max);
 #pragma unroll
-          for (int n = 0; n < 2; ++n) F::mma(s[j][n], q[i], k.rows[i][n], k.rows[i][2 + n]);
+            for (int j = 0; j < 4 * kStrips; ++j) s[j >> 2][j >> 1 & 1][2 * r + (j & 1)] -= max;
+          }
         }
-      }
-      float max[2], inverse[2];
+        float sum[2] = {0, 0};
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = -INFINITY;
+        for (int r = 0; r < 2; ++r) {
 #pragma unroll
-        for (int j = 0; j < 2 * kStrips; ++j)
-          top = fmaxf(top, fmaxf(s[j >> 1][j & 1][2 * r], s[j >> 1][j & 1][2 * r + 1]));
-        max[r] = quad_max(top);
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < 2 * kStrips; ++j) {
-          float* p = s[j >> 1][j & 1] + 2 * r;
-          p[0] = power_of_two(p[0] - max[r]);
-          p[1] = power_of_two(p[1] - max[r]);
-          sum += p[0] + p[1];
+          for (int j = 0; j < 2 * kStrips; ++j) {
+            float* p = s[j >> 1][j & 1] + 2 * r;
+            p[0] = power_of_two(p[0]);
+            p[1] = power_of_two(p[1]);
+            sum[r] += p[0] + p[1];
+          }
         }
-        inverse[r] = reciprocal(quad_sum(sum));
+        sum[0] = quad_sum(sum[0]);
+        sum[1] = quad_sum(sum[1]);
+        inverse[0] = reciprocal(sum[0]);
+        inverse[1] = reciprocal(sum[1]);
+        if (!quick || __all_sync(~0u, tame(sum[0]) && tame(sum[1]))) break;
       }
       // p: the probabilities, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). They are kept rounded, as
       // they meet V; float32 would take twice the registers. kept: one bit for each that dropout keeps.
@@ -170,7 +186,7 @@ struct AttendBackward {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
         Keys v_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kV + j * 2048, lane, group, v_now);
+        if constexpr (!kHold) load_keys<false, true>(lane_row + L::kV + j * 2048, lane, group, v_now);
         const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
         std::uint32_t met[4];  // what meets V: not yet divided by 1 - p
 #pragma unroll
@@ -206,7 +222,7 @@ struct AttendBackward {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
         Keys v_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kV + j * 2048, lane, group, v_now);
+        if constexpr (!kHold) load_keys<true, false>(lane_row + L::kV + j * 2048, lane, group, v_now);
         const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
         float dp[2][4] = {};
 #pragma unroll
@@ -222,8 +238,8 @@ struct AttendBackward {
             low = (kept[j] >> 2 * i & 1) != 0 ? kLn2 * context.keep_scale : 0.f;
             high = (kept[j] >> 2 * i & 2) != 0 ? kLn2 * context.keep_scale : 0.f;
           }
-          p[j][i] = F::pair(F::low(p[j][i]) * fmaf(dp[n][2 * r], low, delta[r]),
-                            F::high(p[j][i]) * fmaf(dp[n][2 * r + 1], high, delta[r]));
+          p[j][i] =
+              F::times(p[j][i], fmaf(dp[n][2 * r], low, delta[r]), fmaf(dp[n][2 * r + 1], high, delta[r]));
         }
       }
       float dq[kTiles][4] = {};
@@ -234,7 +250,7 @@ struct AttendBackward {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
         Keys k_now;
-        if constexpr (!kHold) load_keys(lane_row + L::kK + j * 2048, lane, group, k_now);
+        if constexpr (!kHold) load_keys<false, true>(lane_row + L::kK + j * 2048, lane, group, k_now);
         const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
         const std::uint32_t turned[4] = {transpose(p[j][0]), transpose(p[j][2]), transpose(p[j][1]),
                                          transpose(p[j][3])};

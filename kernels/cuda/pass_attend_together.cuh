@@ -36,7 +36,7 @@ struct AttendTogether {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) Single::load_keys(lane_row + L::kK + j * 2048, lane, group_of(h), k[h][j]);
+      for (int j = 0; j < kStrips; ++j) Single::template load_keys<true, true>(lane_row + L::kK + j * 2048, lane, group_of(h), k[h][j]);
     }
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
@@ -46,7 +46,7 @@ struct AttendTogether {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) Single::load_keys(lane_row + L::kV + j * 2048, lane, group_of(h), v[h][j]);
+      for (int j = 0; j < kStrips; ++j) Single::template load_keys<true, true>(lane_row + L::kV + j * 2048, lane, group_of(h), v[h][j]);
     }
 
     // Over the threads of a row, for all rows at once.
@@ -211,8 +211,8 @@ struct AttendTogether {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int n = i >> 1, r = i & 1;
-          p[u][j][i] = F::pair(F::low(p[u][j][i]) * fmaf(dp[u][n][2 * r], kLn2, delta[u][r]),
-                               F::high(p[u][j][i]) * fmaf(dp[u][n][2 * r + 1], kLn2, delta[u][r]));
+          p[u][j][i] = F::times(p[u][j][i], fmaf(dp[u][n][2 * r], kLn2, delta[u][r]),
+                                fmaf(dp[u][n][2 * r + 1], kLn2, delta[u][r]));
         }
       }
     }

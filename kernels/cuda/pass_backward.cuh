@@ -1,17 +1,21 @@
 // The fused backward of a pass for sm_90a: everything is recomputed from x, dx is written once, and the gradients of
 // the weights gather in registers over all lines of a block.
 //
-// A block of two warpgroups is persistent and takes tiles of 256 rows, 128 a warpgroup. In shared memory lie the
-// weights, x_hat and dy of the tile, and Q, K, V, dO, which dQ, dK, dV, O replace:
+// A block is persistent: two warpgroups take tiles of 128 rows, each on its own, so that one multiplies while the
+// other attends; a third one adds up the gradients of the weights and writes dx. In shared memory lie the weights and,
+// of both tiles, x_hat, dy, and Q, K, V, dO, which dQ, dK, dV, O replace:
 //   1. normalise x; x_hat and dy to shared memory                                       a warp: 32 rows
-//   2. Q, K, V = x_hat W_qkv^T, dO = dy W_out                                           a warpgroup: 128 rows
+//   2. Q, K, V = x_hat W_qkv^T, dO = dy W_out                                           the warpgroup
 //   3. attention, forward and backward, in registers                                    a warp: (line, head) pairs
-//   4. dx_hat = [dQ dK dV] W_qkv; dW += [dQ dK dV]^T x_hat, O^T dy; column sums         a warpgroup
+//   4. dx_hat = [dQ dK dV] W_qkv                                                        the warpgroup
+//      dW += [dQ dK dV]^T x_hat, O^T dy; column sums                                    the third warpgroup
 //   5. the backward of the normalisation; dx = dy + ...                                 a warp: 32 rows
+//      dx to memory                                                                     the third warpgroup
 // Padding rows are zero in x_hat and dy, so that whatever stands beside them adds nothing to any sum.
 #pragma once
 
 #include "kernels/cuda/pass_attend_together.cuh"
+#include "kernels/cuda/pass_backward_weights.cuh"
 #include "kernels/cuda/pass_shapes.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -19,7 +23,8 @@ namespace axial::kernels::cuda {
 
 // kGeneral: dropout, causal lines; x, dy and dx that are laid out differently.
 template <class S, int kStrips, bool kGeneral>
-__global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_constant__ PassBackwardArguments p) {
+__global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
+    pass_backward_kernel(const __grid_constant__ PassBackwardArguments p) {
 #if AXIAL_HAS_WGMMA
   using V = typename S::Value;
   using F = Fragment<V>;
@@ -29,12 +34,12 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
   const int this_warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0);
   // Worked out anew in every phase (late): kept, all that follows from it would take registers.
   struct Seat {
-    int warp, half, lane, g, t;
-    int row0;  // of the tile: the warp's first strip begins here, its second one 64 rows on
+    int warp, half, lane, g, t;  // half: which of the two tiles in shared memory
+    int row0;                    // of the tile: the warp's first strip begins here, its second one 64 rows on
   };
   const auto seat_now = [this_warp] {
     const int warp = late(this_warp), lane = late(lane_id());
-    return Seat{warp, warp >> 2, lane, lane >> 2, lane & 3, (warp >> 2) * L::kHalf + (warp & 3) * 16};
+    return Seat{warp, warp >> 2, lane, lane >> 2, lane & 3, (warp >> 2) * L::kRows + (warp & 3) * 16};
   };
   const std::uint32_t base = shared_address(shared);
   const LineGeometry& geometry = p.geometry;
@@ -56,16 +61,15 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
     store_shared(base + L::kOnes + 16 * threadIdx.x, make_uint4(F::kOnes, F::kOnes, F::kOnes, F::kOnes));
 
   const bool shared_strip = geometry.pitch < 16;
-  const int half_lines = geometry.lines_per_tile / 2;
   const int pitch_shift = __ffs(geometry.pitch) - 1;  // of a shared strip, where the pitch is a power of two
   const int tiles = static_cast<int>(geometry.tiles), lines = static_cast<int>(geometry.lines);
-  // Row i (0 .. 3) of a thread is row g + 8 (i & 1) of strip (warp & 3) + 4 (i >> 1) of its half. Its line, or -1,
+  // Row i (0 .. 3) of a thread is row g + 8 (i & 1) of strip (warp & 3) + 4 (i >> 1) of its tile. Its line, or -1,
   // and its position in the line.
   const auto line_of = [&](const Seat& seat, int tile, int i) {
     const int strip = (seat.warp & 3) + 4 * (i >> 1), row = seat.g + 8 * (i & 1);
     const int slot = shared_strip ? (strip << (4 - pitch_shift)) + (row >> pitch_shift) : strip / kStrips;
-    const int line = tile * geometry.lines_per_tile + seat.half * half_lines + slot;
-    return slot < half_lines && line < lines ? line : -1;
+    const int line = tile * geometry.lines_per_tile + slot;
+    return slot < geometry.lines_per_tile && line < lines ? line : -1;
   };
   const auto position_of = [&](const Seat& seat, int i) {
     const int strip = (seat.warp & 3) + 4 * (i >> 1), row = seat.g + 8 * (i & 1);
@@ -116,11 +120,8 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
 
   const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
                       tile_q = wgmma_operand(base + L::kQ), w_qkv = wgmma_operand(base + L::kQkv),
-                      w_out = wgmma_operand(base + L::kOut), ones = wgmma_operand(base + L::kOnes);
+                      w_out = wgmma_operand(base + L::kOut);
   constexpr int kTile = L::kTileBytes / 16;  // in descriptor units
-  float dw[2][32], sums[2][2] = {};          // half 0: dQ^T x_hat, dK^T x_hat; half 1: dV^T x_hat, O^T dy
-#pragma unroll
-  for (int i = 0; i < 64; ++i) dw[i >> 5][i & 31] = 0;
 
   // Address of the 16-byte group c of row (lane & 15) + 64 m of a warp's strips, for ldmatrix and stmatrix.
   const auto at = [&](const Seat& seat, int tile, int m, int c) {
@@ -128,27 +129,20 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
            (((c + (seat.lane >> 4)) ^ (seat.lane & 7)) << 4);
   };
 
-  load(static_cast<int>(blockIdx.x));
+  const bool adds_up = this_warp >= 8;
+  const int step = 2 * static_cast<int>(gridDim.x);
+  int tile = static_cast<int>(blockIdx.x + (this_warp >> 2) * gridDim.x);
+  if (!adds_up) load(tile);
   copy_wait<0>();
   wgmma_publish();
   __syncthreads();
-  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
-    float rstd[4];
+  if (adds_up) {
+    serve_tiles<S, kStrips, kGeneral>(base, p);
+    return;
+  }
+  for (; tile < tiles; tile += step) {
     {
       const Seat seat = seat_now();
-      const int next = tile + static_cast<int>(gridDim.x);
-      if (next < tiles) {
-        // A row is one line of the cache: the first two threads of a quad ask for x and dy.
-        std::int64_t rows[4];
-        locate(seat, next, !kGeneral || seat.t == 0 ? p.x_strides : p.dy_strides, rows);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (seat.t < 2 && rows[i] != kNoRow) {
-            const V* address = static_cast<const V*>(seat.t == 0 ? p.x : p.dy) + rows[i];
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-          }
-        }
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto word = [&](int k) -> std::uint32_t& { return reinterpret_cast<std::uint32_t*>(&xr[2 * i])[k]; };
@@ -169,10 +163,13 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
           a = fmaf(v[2 * k], v[2 * k], a);
           b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }
-        rstd[i] = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
+        const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
 #pragma unroll
-        for (int k = 0; k < 8; ++k) word(k) = F::pair(v[2 * k] * rstd[i], v[2 * k + 1] * rstd[i]);
-        const std::uint32_t row = base + (seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g) * 128;
+        for (int k = 0; k < 8; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
+        const int own = seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g;
+        // Kept there: in registers it would be in the way of the attention.
+        if (seat.t == 0) reinterpret_cast<float*>(shared + L::kRstd)[own] = rstd;
+        const std::uint32_t row = base + own * 128;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const std::uint32_t to = row + ((group_of(seat, j) ^ seat.g) << 4);
@@ -196,7 +193,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       }
     }
     wgmma_publish();
-    barrier(1 + (this_warp >> 2), L::kHalf);
+    barrier(1 + (this_warp >> 2), L::kRows);
     const Seat seat = seat_now();
     const int half = seat.half, t = seat.t;
     // dO of 64 rows, and their Q, K, V: issued so that one is stored while the other is multiplied.
@@ -251,6 +248,7 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       wgmma_wait<0>();
       wgmma_settle(qkv);
       project_dy(1, d_o);
+      if (tile >= step) barrier(L::kStored + half, L::kPairThreads);  // dx of the tile before
       store_qkv(0, qkv);
       project_x(1, qkv);
       wgmma_wait<1>();
@@ -260,36 +258,33 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       wgmma_settle(qkv);
       store_qkv(1, qkv);
     }
-    barrier(1 + half, L::kHalf);
+    barrier(1 + half, L::kRows);
     {
       // Two heads of a strip, or two strips of a head, together.
       constexpr bool kTogether = !kGeneral && kStrips <= 2 && S::kHeadDim == 16;
       constexpr int kHeads = kTogether && kStrips == 1 ? 2 : 1, kLineItems = S::kHeads / kHeads;
-      constexpr int kLines = 8 / kStrips, kItems = kLines * kLineItems;  // of a half
+      constexpr int kLines = 8 / kStrips, kItems = kLines * kLineItems;  // of a tile
       const int quarter = this_warp & 3, first = kItems * quarter / 4, last = kItems * (quarter + 1) / 4;
 #pragma unroll 1
       for (int item = first; item < last; ++item) {
         const int line = item / kLineItems, head = item % kLineItems * kHeads;
-        const int row0 = half * L::kHalf + line * (16 * kStrips);
+        const int row0 = half * L::kRows + line * (16 * kStrips);
         if constexpr (kTogether) {
           AttendTogether<S, L, kStrips>::run(base, row0, head, context);
         } else {
           if constexpr (kGeneral) {
             context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
-                                 half * half_lines + (shared_strip ? line * (16 / geometry.pitch) : line);
+                                 (shared_strip ? line * (16 / geometry.pitch) : line);
           }
           Attend::run(base, row0, head, head, 0, 0, context);
         }
       }
     }
     wgmma_publish();
-    __syncthreads();
+    barrier(1 + half, L::kRows);
 
     const Seat late_seat = seat_now();
-    const int part = late_seat.half;
-    const std::uint32_t dw_a0 = tile_q + (part != 0 ? 2 : 0) * kTile, dw_a1 = dw_a0 + kTile;
-    const std::uint32_t dw_b1 = part != 0 ? tile_dy : tile_x, sum_a1 = part != 0 ? tile_dy : tile_q;
-    float dx_hat[2][32], columns[2][4] = {};
+    float dx_hat[2][32];
     wgmma_fence();
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -297,39 +292,40 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
       for (int k = 0; k < 12; ++k) {
         const int matrix = k / 4, c = k % 4;
         const int row = qkv_row<S>(matrix, 16 * c / S::kHeadDim, 16 * c % S::kHeadDim);
-        Wgmma<V, 64>::template ss<0, 1>(dx_hat[m], tile_q + matrix * kTile + (part * 2 + m) * 512 + 2 * c,
+        Wgmma<V, 64>::template ss<0, 1>(dx_hat[m], tile_q + matrix * kTile + (late_seat.half * 2 + m) * 512 + 2 * c,
                                         w_qkv + row * 8, k != 0);
       }
       wgmma_commit();
     }
-#pragma unroll
-    for (int k = 0; k < 16; ++k) {
-      Wgmma<V, 64>::template ss<1, 1>(dw[0], dw_a0 + 128 * k, tile_x + 128 * k, true);
-      Wgmma<V, 64>::template ss<1, 1>(dw[1], dw_a1 + 128 * k, dw_b1 + 128 * k, true);
-      // The sum of dV is asked for by the general kernel alone: without dropout it follows from the sum of dy.
-      Wgmma<V, 8>::template ss<1, 0>(columns[0], (kGeneral || part == 0 ? dw_a0 : tile_dy) + 128 * k, ones, k != 0);
-      if constexpr (kGeneral) Wgmma<V, 8>::template ss<1, 0>(columns[1], sum_a1 + 128 * k, ones, k != 0);
-    }
-    wgmma_commit();
-    std::uint32_t out[2][4][4];
+    // Asked for before the products are waited for, beside whose operands they are long in coming.
+    std::uint32_t x[2][4][4], dy[2][4][4] = {};
+    float rstd[2][2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      if (m == 0) {
-        wgmma_wait<2>();
-      } else {
-        wgmma_wait<1>();
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        load_tiles(at(late_seat, L::kX, m, 2 * c), x[m][c]);
+        if (p.sample_scale == nullptr) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy[m][c]);
       }
-      wgmma_settle(dx_hat[m]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        rstd[m][r] = reinterpret_cast<const float*>(shared + L::kRstd)[late_seat.row0 + m * 64 + r * 8 + late_seat.g];
+      }
+    }
+    wgmma_wait<0>();
+    wgmma_settle(dx_hat[0]);
+    wgmma_settle(dx_hat[1]);
+    barrier_pass(L::kFull + late_seat.half, L::kPairThreads);  // not before: its products would delay ours
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
       float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        std::uint32_t x[4];  // loaded again below: registers are scarcer than time
-        load_tiles(at(late_seat, L::kX, m, 2 * c), x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float* d = dx_hat[m] + 4 * (2 * c + (i >> 1)) + 2 * (i & 1);
           mean[i & 1] += d[0] + d[1];
-          mean_x[i & 1] += d[0] * F::low(x[i]) + d[1] * F::high(x[i]);
+          mean_x[i & 1] += d[0] * F::low(x[m][c][i]) + d[1] * F::high(x[m][c][i]);
         }
       }
 #pragma unroll
@@ -337,101 +333,30 @@ __global__ void __launch_bounds__(256, 1) pass_backward_kernel(const __grid_cons
         mean[r] = quad_sum(mean[r]) * (-1.f / S::kDim);
         mean_x[r] = quad_sum(mean_x[r]) * (-1.f / S::kDim);
       }
-      __syncwarp();  // keeps the loads below from moving up, where they would take registers
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        std::uint32_t x[4], dy[4] = {0, 0, 0, 0};
-        load_tiles(at(late_seat, L::kX, m, 2 * c), x);
-        if (p.sample_scale == nullptr) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int r = i & 1;
           const float* d = dx_hat[m] + 4 * (2 * c + (i >> 1)) + 2 * r;
-          const float low = fmaf(mean_x[r], F::low(x[i]), d[0] + mean[r]);
-          const float high = fmaf(mean_x[r], F::high(x[i]), d[1] + mean[r]);
-          out[m][c][i] =
-              F::pair(fmaf(low, rstd[2 * m + r], F::low(dy[i])), fmaf(high, rstd[2 * m + r], F::high(dy[i])));
+          const float low = fmaf(mean_x[r], F::low(x[m][c][i]), d[0] + mean[r]),
+                      high = fmaf(mean_x[r], F::high(x[m][c][i]), d[1] + mean[r]);
+          dy[m][c][i] =
+              F::pair(fmaf(low, rstd[m][r], F::low(dy[m][c][i])), fmaf(high, rstd[m][r], F::high(dy[m][c][i])));
         }
       }
-      __syncwarp();
     }
-    load(tile + static_cast<int>(gridDim.x));
-    wgmma_wait<0>();
-    wgmma_settle(dw[0]);
-    wgmma_settle(dw[1]);
-    wgmma_settle(columns[0]);
-    wgmma_settle(columns[1]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i >> 1][i & 1] += columns[i >> 1][2 * (i & 1)];
-    __syncthreads();  // the tile has no reader any more: dx goes out through the warp's own rows of x_hat
+    load(tile + step);
+    barrier(L::kFree + late_seat.half, L::kPairThreads);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        store_tiles(at(late_seat, L::kX, m, 2 * c), out[m][c][0], out[m][c][1], out[m][c][2], out[m][c][3]);
+        store_tiles(at(late_seat, L::kStage, m, 2 * c), dy[m][c][0], dy[m][c][1], dy[m][c][2], dy[m][c][3]);
     }
-    __syncwarp();
-    std::int64_t rows[4];
-    const Seat out_seat = seat_now();
-    locate(out_seat, tile, kGeneral ? p.dx_strides : p.x_strides, rows);
-    const auto row_at = [&](int i, int j) {
-      return base + L::kX + (out_seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + out_seat.g) * 128 +
-             ((group_of(out_seat, j) ^ out_seat.g) << 4);
-    };
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (rows[i] == kNoRow) continue;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) =
-            load_shared(row_at(i, j));
-      }
-    }
-    if (p.sample_scale != nullptr) {  // dy itself is missing: in the tile it is scaled
-      std::int64_t dy_rows[4];
-      locate(out_seat, tile, kGeneral ? p.dy_strides : p.x_strides, dy_rows);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (rows[i] == kNoRow) continue;
-#pragma unroll 1
-        for (int j = 0; j < 2; ++j) {
-          const uint4 v = load_shared(row_at(i, j));
-          const uint4 dy =
-              *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + dy_rows[i] + 8 * group_of(out_seat, j));
-          const auto add = [](std::uint32_t a, std::uint32_t b) {
-            return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
-          };
-          *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + rows[i] + 8 * group_of(out_seat, j)) =
-              make_uint4(add(v.x, dy.x), add(v.y, dy.y), add(v.z, dy.z), add(v.w, dy.w));
-        }
-      }
-    }
-    __syncwarp();
+    barrier_pass(L::kStaged + late_seat.half, L::kPairThreads);
   }
-
-  float* slab = p.slabs + std::int64_t{blockIdx.x} * L::kSlab;
-  const Seat seat = seat_now();
-  const int half = seat.half, t = seat.t, channel = (seat.warp & 3) * 16 + seat.g;
-#pragma unroll
-  for (int b = 0; b < 2; ++b) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        *reinterpret_cast<float2*>(slab + ((half * 2 + b) * 64 + channel + 8 * r) * 64 + 8 * n + 2 * t) =
-            make_float2(dw[b][4 * n + 2 * r], dw[b][4 * n + 2 * r + 1]);
-      }
-    }
-  }
-  if (t == 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // dQ, dV, dy
-      if (half == 0) slab[L::kSums + channel + 8 * r] = sums[0][r];
-      if (half != 0) slab[L::kSums + 64 + channel + 8 * r] = kGeneral ? sums[0][r] : 0;
-      if (half != 0) slab[L::kSums + 128 + channel + 8 * r] = sums[kGeneral ? 1 : 0][r];
-    }
-  }
+  if (tile >= step) barrier(L::kStored + (this_warp >> 2), L::kPairThreads);  // of the last one, if there was one
 #else
   __trap();
 #endif

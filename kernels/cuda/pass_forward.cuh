@@ -1,7 +1,8 @@
 // The fused forward of a pass for sm_90a: projections by wgmma with the activations in registers, attention by
 // mma.sync, weights resident in shared memory.
 //
-// A block is persistent and takes tiles of 16 rows a warp. A warp owns a strip of 16 rows from x to y: it
+// A block is persistent and takes tiles of 16 rows a warp; where lines do not cross from one warpgroup to the next, each
+// warpgroup takes tiles of its own. A warp owns a strip of 16 rows from x to y: it
 // normalises them in registers, multiplies them by the weights together with its warpgroup, and attends. Keys and
 // values of a line's strips meet in shared memory, as the fragments that the products take; a named barrier joins
 // the warps of a line. The output projection of a tile runs behind the normalisation of the next one.
@@ -41,12 +42,17 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   }
   copy_commit();
 
+  // The warps that share tiles, and our place among them.
+  constexpr bool kByWarpgroup = kStrips > 0;
+  const int team = kByWarpgroup ? warp >> 2 : 0, teams = kByWarpgroup ? warps >> 2 : 1;
+  const int seat = kByWarpgroup ? warp & 3 : warp;
+
   // Where this warp's rows lie: their line in the tile and their position in it.
   const bool shared_strip = kStrips < 2 && geometry.pitch < 16;
   const int strips = kStrips > 0 ? kStrips : geometry.strips;
   const int row = lane & 15;
-  const int slot = shared_strip ? warp * (16 / geometry.pitch) + row / geometry.pitch : warp / strips;
-  const int own = shared_strip ? 0 : warp % strips;
+  const int slot = shared_strip ? seat * (16 / geometry.pitch) + row / geometry.pitch : seat / strips;
+  const int own = shared_strip ? 0 : seat % strips;
   const int position = shared_strip ? row % geometry.pitch : own * 16 + row;
   const bool in_tile = slot < geometry.lines_per_tile && position < geometry.length;
   StripPlace place;
@@ -56,7 +62,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   place.pitch = geometry.pitch;
   const std::uint32_t exchange0 = base + L::kWeightBytes + warps * (L::kStages * L::kStripBytes) + lane * 16;
   place.first = exchange0 + (warp - own) * (2 * L::kExchangeBytes);
-  place.barrier_number = 1 + slot;
+  place.barrier_number = 1 + team * geometry.lines_per_tile + slot;
   place.barrier_threads = strips > 1 && slot < geometry.lines_per_tile ? 32 * strips : 0;
   if (kStrips != 2 && slot >= geometry.lines_per_tile && !shared_strip) {  // no line: attend to ourselves alone
     place.strips = 1;
@@ -101,7 +107,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
                      at != kNoRow);
         }
       } else {
-        const std::int64_t line = line_of(tile, warp / strips);
+        const std::int64_t line = line_of(tile, seat / strips);
         const int rows = line < 0 ? 0 : rows_left;
         const std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
         if constexpr (kEvenRows) {
@@ -127,8 +133,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     copy_commit();
   };
 
-  const std::int64_t step = gridDim.x;
-  std::int64_t tile = blockIdx.x;
+  const std::int64_t step = std::int64_t{gridDim.x} * teams;
+  std::int64_t tile = blockIdx.x + std::int64_t{gridDim.x} * team;
   std::uint32_t strip = strips_x;
   fetch(tile, strip);
   if constexpr (L::kStages == 2) fetch(tile + step, strip + L::kStripBytes);
@@ -302,7 +308,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
           if (at != kNoRow) out[r] = static_cast<V*>(p.y) + at;
         }
       } else {
-        const std::int64_t line = line_of(tile, warp / strips);
+        const std::int64_t line = line_of(tile, seat / strips);
         if (line >= 0) {
           V* const first = y_own + line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides);
           if (g < rows_left) out[0] = first;

@@ -11,13 +11,13 @@ Status launch_pass_forward_strips(PassArguments arguments, const CardLimits& car
   using Forward = PassForwardShape<S, kGeneral, kStrips>;
   const auto bytes = [](int warps) { return Forward::bytes(warps, Forward::kStages); };
   LineGeometry& geometry = arguments.geometry;
-  const TilePlan plan = plan_tiles(geometry.length, Forward::kThreads / 32, card.shared_bytes, bytes);
+  const TilePlan plan = plan_tiles(geometry.length, Forward::kThreads / 32, kStrips > 0, card.shared_bytes, bytes);
   if (plan.warps == 0) {
     return failure(Code::kUnsupported, "fused pass forward: lines of %d tokens at D = %d do not fit a block",
                    geometry.length, S::kDim);
   }
-  geometry.lines_per_tile = plan.lines_per_tile;
-  geometry.tiles = (geometry.lines - 1) / plan.lines_per_tile + 1;
+  geometry.lines_per_tile = kStrips > 0 ? plan.lines_per_tile / (plan.warps / 4) : plan.lines_per_tile;
+  geometry.tiles = (geometry.lines - 1) / geometry.lines_per_tile + 1;
   const std::int64_t blocks =
       std::min<std::int64_t>(geometry.tiles, std::int64_t{card.multiprocessors} * plan.blocks);
   return launch_early(pass_forward_kernel<S, kGeneral, kStrips>, arguments, blocks, 32 * plan.warps,

@@ -76,9 +76,10 @@ struct TilePlan {
 };
 
 // The plan that keeps most rows of a multiprocessor busy; among equals the smallest block, which spreads few lines
-// best and overlaps its phases with its neighbours'. bytes(warps): shared memory of a block. 0 warps: no plan.
+// best and overlaps its phases with its neighbours', or, where warpgroups work on their own anyway, the largest, which
+// loads the weights once. bytes(warps): shared memory of a block. 0 warps: no plan.
 template <class Bytes>
-TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) {
+TilePlan plan_tiles(int length, int max_warps, bool by_warpgroup, int shared_bytes, Bytes&& bytes) {
   const int pitch = line_pitch(length), strips = std::max(pitch / 16, 1);
   TilePlan best;
   int best_rows = 0;
@@ -88,7 +89,7 @@ TilePlan plan_tiles(int length, int max_warps, int shared_bytes, Bytes&& bytes) 
     const int blocks = std::min((shared_bytes + 1024) / (static_cast<int>(bytes(warps)) + 1024), max_warps / warps);
     if (lines == 0 || blocks == 0 || (strips > 1 && lines > 15)) continue;
     const int rows = blocks * (warps / strips) * strips;
-    if (rows > best_rows) {
+    if (rows > best_rows || (by_warpgroup && rows == best_rows)) {
       best_rows = rows;
       best = {warps, blocks, lines};
     }

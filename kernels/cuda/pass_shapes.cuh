@@ -146,15 +146,20 @@ struct PassBackwardArguments {
 template <class S>
 struct PassBackwardShape {
   static_assert(S::kDim == 64 && S::kInner == 64);
-  static constexpr int kThreads = 256, kRows = 256, kHalf = 128;
+  // Two warpgroups with a tile of kRows rows each, and a third that adds up the gradients of the weights and writes dx.
+  // The numbers of the named barriers at which it meets one of the two: the tile's gradients are there and it may read
+  // them (kFull), it has read them (kFree), dx lies in kStage (kStaged), it has read that (kStored).
+  static constexpr int kThreads = 384, kRows = 128, kTiles = 2, kPairThreads = 256, kFull = 3, kFree = 5, kStaged = 7,
+                       kStored = 9;
   // The longest line, in strips: dK, dV and the scores of a line and head stay in registers, and the general kernel
   // needs some more.
   static constexpr int max_strips(bool general) { return general && S::kHeadDim == 16 ? 3 : 64 / S::kHeadDim; }
-  static constexpr int kTileBytes = kRows * 128;
+  static constexpr int kTileBytes = kTiles * kRows * 128;
   static constexpr int kQkv = 0, kOut = kQkv + S::kQkvBytes, kX = kOut + S::kOutBytes, kDy = kX + kTileBytes,
                        kQ = kDy + kTileBytes, kK = kQ + kTileBytes, kV = kK + kTileBytes, kO = kV + kTileBytes,
-                       kOnes = kO + kTileBytes, kBias = kOnes + 1024, kKey = kBias + 4 * S::kQkvRows,
-                       kBytes = kKey + 16;
+                       kOnes = kO + kTileBytes, kBias = kOnes + 1024, kRstd = kBias + 4 * S::kQkvRows,
+                       kKey = kRstd + 4 * kTiles * kRows, kBytes = kKey + 16;
+  static constexpr int kStage = kK;  // of dx: the part of a tile that the next one needs last
   // A block's sums: [dQ, dK, dV, O][channel][64], the columns being x_hat's and, for O, dy's; then the sums over the
   // tokens of dQ, dV and dy, [3][64].
   static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 3 * 64;

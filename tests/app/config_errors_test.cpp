@@ -24,7 +24,7 @@ TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
   EXPECT_EQ(error_of("# comment\nmodel:\n  dim: 32\n  lr: 0.1\n"),
             "x.yaml:4: model.lr: unknown key; it belongs in another section: optim.lr");
   EXPECT_EQ(error_of("learning_rte: 0.1\n"), "x.yaml:1: learning_rte: unknown key; did you mean optim.lr?");
-  EXPECT_EQ(error_of("lr: 0.1\n"), "x.yaml:1: lr: unknown key; it belongs in another section: optim.lr");
+  EXPECT_EQ(error_of("lr: 0.1\n"), "x.yaml:1: lr: unknown key; write it in its section, as optim: {lr: ...}");
   EXPECT_HAS(error_of("optim: {learning_rate: 0.1}"), "here it is called optim.lr");
   EXPECT_HAS(error_of("optim: {LR: 0.1}"), "did you mean optim.lr?");
   EXPECT_HAS(error_of("data: {batchsize: 1}"), "data.batch_size");
@@ -39,7 +39,11 @@ TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
   for (const char* wild : {"foo=1", "foo.bar=1", "model.whatever=2", "zzzzzzzz=1"}) {
     EXPECT_HAS(override_error(wild), "unknown key; axial config --keys lists all of them");
   }
-  EXPECT_HAS(override_error("lr=0.1"), "command line: lr: unknown key; it belongs in another section: optim.lr");
+  for (const char* elsewhere : {"mixup=0.5", "model.mixup=0.5", "Mixup=0.5"}) {
+    const std::string path = std::string(elsewhere).substr(0, std::string(elsewhere).find('='));
+    EXPECT_EQ(override_error(elsewhere), "command line: " + path + ": unknown key; write augment.mixup=0.5");
+  }
+  EXPECT_HAS(override_error("mixup=[oops"), "unknown key; write augment.mixup=[oops");
   EXPECT_HAS(override_error("model.dim.x=1"), "command line: model.dim.x: unknown key");
   EXPECT_HAS(override_error("model={dim: 32}"), "command line: model: expected a key, found a section");
   EXPECT_HAS(override_error("epochs"), "command line: epochs: expected key=value");
@@ -105,6 +109,41 @@ TEST(ConfigErrors, WrongTypes) {
   EXPECT_HAS(override_error("optim.lr="), "command line: optim.lr: expected a number in [0, 1000], found no value");
   EXPECT_HAS(error_of("optim: {lr: !!float 1}"), "tags such as");
   EXPECT_LT(error_of("optim: {name: " + std::string(100000, 'x') + "}").size(), 300u);
+}
+
+// A value that is no YAML is a wrong value of its key.
+TEST(ConfigErrors, BrokenValuesOnTheCommandLineNameKeyExpectationAndFinding) {
+  for (const std::string value :
+       {"[true", "{a", "true]", "\"true", "[true, {[a]: b}]", "a: b: c", "{a: 1, a: 2}", "*a"}) {
+    const std::string error = override_error("model.rotary=" + value);
+    EXPECT_EQ(error.rfind("command line: model.rotary: expected true or false, found " + value, 0), 0u) << error;
+  }
+  EXPECT_HAS(override_error("model.rotary=[true"),
+             "found [true; a key must be a single word, not a list or a map (is a bracket");
+  EXPECT_HAS(override_error("model.dim=[1,2"), "expected a list of 1 to 16 integers, each in 1..65536, found [1,2; ");
+  EXPECT_LT(override_error("model.dim=[" + std::string(100000, '1')).size(), 300u);
+}
+
+// What training would not see, or see several times as large, is not taken.
+TEST(ConfigErrors, NumbersTooSmallForTheArithmeticAreRefused) {
+  EXPECT_EQ(
+      error_of("model:\n  layer_scale: 1e-46\n"),
+      "x.yaml:2: model.layer_scale: is less than float32 holds: expected at least 1.2e-38, or 0 where that is in "
+      "the range; model.layer_scale = 1.0e-46 (x.yaml:2)");
+  EXPECT_HAS(error_of("optim: {eps: 1e-40}"), "optim.eps: is less than float32 holds");
+  EXPECT_HAS(error_of("optim: {clip_norm: 1e-40}"), "optim.clip_norm: is less than float32 holds");
+  EXPECT_EQ(parse_config("model: {layer_scale: 1.2e-38}", "x.yaml").model.layer_scale, 1.2e-38);
+  for (const std::string key : {"attention_dropout", "projection_dropout", "drop_path", "head_dropout"}) {
+    const auto error = [&](const std::string& value) { return error_of("model:\n  " + key + ": " + value + "\n"); };
+    for (const char* value : {"0.001", "0.0039", "0.999"}) {
+      EXPECT_EQ(
+          error(value).rfind("x.yaml:2: model." + key + ": is drawn in steps of 1/256: expected 0, or 1/256", 0), 0u)
+          << error(value);
+    }
+    EXPECT_HAS(error("1"), "expected a number in [0, 1), found 1");
+    for (const char* value : {"0", "0.00390625", "0.995"})
+      EXPECT_NO_THROW(parse_config("model: {" + key + ": " + value + "}", ""));
+  }
 }
 
 TEST(ConfigErrors, WrongDocuments) {

@@ -175,8 +175,9 @@ TEST(Config, DescriptionNamesEveryKeyWithItsValueInLinesThatFit) {
 TEST(Config, AKeyIsExplainedAtLengthByItsPathOrByItsNameAlone) {
   const Config config = load_config({}, {"optim.lr=0.5"});
   const std::string text = explain("optim.lr", config);
-  for (const char* part : {"optim.lr\n", "peak learning rate", "a number in [0, 1000]", "default     0.001\n",
-                           "value       0.5\n", "--lr VALUE\n", "learning_rate, base_lr, eta\n", "optim.lr=0.5\n"}) {
+  for (const char* part :
+       {"optim.lr\n", "peak learning rate", "a number in [0, 1000]", "default     0.001\n", "value       0.5\n",
+        "--lr VALUE\n", "learning_rate, base_lr, eta in other", "optim.lr=0.5\n"}) {
     EXPECT_HAS(text, part);
   }
   EXPECT_EQ(explain("lr", config), text);
@@ -192,6 +193,25 @@ TEST(Config, AKeyIsExplainedAtLengthByItsPathOrByItsNameAlone) {
     std::istringstream lines(explain(key.path, config));
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kDescriptionWidth) << line;
   }
+}
+
+TEST(Config, MinusZeroIsZero) {
+  const Config config = load_config({}, {"optim.lr=-0", "data.mean=[-0.0]", "data.std=[1]", "data.train_limit=-0"});
+  for (const char* line : {"  lr: 0\n", "  mean: [0]\n", "  train_limit: 0\n"}) EXPECT_HAS(to_yaml(config), line);
+}
+
+TEST(Config, ChangedKeysAreNamedWithBothValues) {
+  const Config kept = load_config({}, {});
+  const auto changes = [&](const std::vector<std::string>& overrides) {
+    const Config wanted = load_config({}, overrides);
+    return describe_changes(differing_keys(kept, wanted), kept, wanted);
+  };
+  EXPECT_EQ(changes({"optim.lr=0.1"}), "optim.lr is 0.001, not 0.1");
+  EXPECT_EQ(changes({"model.dim=[32]", "model.mlp_ratio=3", "optim.lr=0.1", "optim.eps=1e-6", "train.seed=1",
+                     "train.label_smoothing=0"}),
+            "model.dim is [64], not [32]; model.mlp_ratio is 2, not 3; optim.lr is 0.001, not 0.1; optim.eps is "
+            "1.0e-08, not 1.0e-06; and 2 more");
+  EXPECT_LT(changes({"train.freeze=" + std::string(1000, 'x')}).size(), 200u);
 }
 
 TEST(Config, FlagsBelongToOneKeyEach) {

@@ -38,6 +38,8 @@ TEST_F(Commands, AMisspeltFlagNamesTheOneThatWasMeant) {
                {"--batchsize", "did you mean --batch-size?", "axial config --help"});
   expect_error(run({"train", "--resme"}), 2, {"--resme", "did you mean --resume?"});
   expect_error(run({"config", "--learning-rate", "3"}), 2, {"--learning-rate", "optim.lr"});
+  expect_error(run({"train", "--mixup=0.5"}), 2, {"--mixup=0.5; write augment.mixup=0.5 "});
+  expect_error(run({"train", "--mixup", "0.5"}), 2, {"--mixup; write augment.mixup=VALUE "});
   const Outcome o = run({"eval", "runs/x", "--xyzzy"});
   expect_error(o, 2, {"--xyzzy"});
   EXPECT_EQ(o.err.find("did you mean"), std::string::npos) << o.err;
@@ -75,10 +77,16 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
 
   const Outcome described = run({"info", "run"});
   EXPECT_EQ(described.code, 0) << described.err;
-  for (const char* part : {"model", "optimizer", "configuration:", "after epoch ", "192 training images",
-                           "synthetic_train: 192", "10 classes"}) {
+  for (const char* part : {"model", "optimizer", "after epoch ", "192 training images", "of the test set (epoch ",
+                           "configuration (--config prints all of it): \n", "  data.synthetic_train=192\n",
+                           "10 classes", " parameters, the rest statistics of batch norms)"}) {
     EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
   }
+  EXPECT_EQ(described.out.find("train.patience"), std::string::npos) << "it has its default: " << described.out;
+  const Outcome whole = run({"info", "run", "--config"});
+  EXPECT_NE(whole.out.find("configuration:\nmodel:\n"), std::string::npos) << whole.out;
+  EXPECT_NE(whole.out.find("  patience: 0\n"), std::string::npos) << whole.out;
+  expect_error(run({"info", "--config"}), 2, {"--config", "name one"});
 }
 
 TEST_F(Commands, WhatIsNotKnownYetIsNull) {
@@ -101,7 +109,9 @@ TEST_F(Commands, OverridesThatATrainedModelCannotHonourAreRefused) {
     for (const char* override : {"optim.lr=7", "data.train_limit=9", "model.dim=[8,8]", "train.seed=5"}) {
       std::vector<std::string> arguments = {command, "run", override};
       if (command == std::string("predict")) arguments.insert(arguments.begin() + 2, "0");
-      expect_error(run(arguments), 2, {std::string(override).substr(0, std::string(override).find('=')), "data.dir"});
+      expect_error(run(arguments), 2,
+                   {std::string(override).substr(0, std::string(override).find('=')) + " is ",
+                    "a trained model is taken as it is"});
     }
   }
   EXPECT_EQ(run({"eval", "run", "data.synthetic_test=32", "data.eval_batch_size=7"}).code, 0);

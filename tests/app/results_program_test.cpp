@@ -147,6 +147,10 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
   const app::SafetensorsFile all = app::read_safetensors(run_ + "/checkpoints/best.safetensors");
   const app::SafetensorsFile file = app::read_safetensors(folder_ / "w.safetensors");
   EXPECT_EQ(line.at("tensors"), file.tensors.size());
+  // What training's header calls the model's parameters, and what else is in the file: the stem's statistics.
+  const std::string said = " " + line.at("parameters").dump() + " parameters,";
+  EXPECT_NE(read_file(fs::path(run_) / "train.log").find(said), std::string::npos) << said;
+  EXPECT_GT(line.at("elements"), line.at("parameters"));
   std::size_t expected = 0;
   for (const auto& [name, tensor] : all.tensors) {
     if (name.rfind("ema.", 0) != 0) continue;
@@ -174,7 +178,8 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
   expect_error(run({"export", "w.safetensors", "-o", "x"}), 1, {"w.safetensors: not a checkpoint"});
 
   // What can be done with such a file.
-  const Outcome described = run({"info", "w.safetensors"});
+  EXPECT_NE(run({"info", "w.safetensors"}).out.find("axial.config: "), std::string::npos);
+  const Outcome described = run({"info", "w.safetensors", "--config"});
   ASSERT_EQ(described.code, 0) << described.err;
   for (const char* part : {"  blocks.0.attention.row_qkv.weight [48, 16] Float\n", "axial.weights: ema\n",
                            "axial.classes: [\"class_0\"", "\n  dim: [16, 32]"}) {
@@ -213,6 +218,8 @@ TEST_F(Results, RunsAreListedWithTheirStates) {
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].at("state"), "finished");
   EXPECT_EQ(all[0].at("dataset"), "synthetic");
+  EXPECT_EQ(all[0].at("best_of"), "test set");
+  EXPECT_NE(o.out.find("%    test set  "), std::string::npos) << o.out;
   EXPECT_EQ(all[0].at("best_top1"), json::parse(run({"eval", run_}).out).at("top1"));
   fs::create_directories(folder_ / "runs");
   EXPECT_NE(run({"runs"}).err.find("runs: no runs in it"), std::string::npos);

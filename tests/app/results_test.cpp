@@ -9,11 +9,13 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include "app/config/load.h"
 #include "app/results/chart.h"
 #include "app/results/page.h"
 #include "app/results/prediction_writer.h"
 #include "app/results/text.h"
 #include "app/run/run_error.h"
+#include "app/train/best.h"
 #include "tests/app/run_scratch.h"
 
 namespace axial::app {
@@ -218,6 +220,33 @@ TEST(Runs, StatesFollowFromTheFilesOfARun) {
     ASSERT_EQ(::mkfifo((scratch / "done" / name).c_str(), 0600), 0);
   }
   EXPECT_EQ(read_run(scratch / "done").epochs_done(), 0);
+}
+
+// What axial runs and report call the best epoch is what training keeps as best.safetensors.
+TEST(Runs, WhoseAccuracyChoosesTheBestEpochIsSaid) {
+  EXPECT_EQ(chosen_by(load_config({}, {})), "test set");
+  EXPECT_EQ(chosen_by(load_config({}, {"data.validation_fraction=0.1"})), "held-out images");
+}
+
+TEST(Runs, TheBestEpochIsTheOneThatTrainingKeeps) {
+  const Scratch scratch;
+  write_run(scratch / "run", "info: best: ...", 0);
+  const auto best = [&](const std::string& config, const std::vector<const char*>& loss_and_top1) {
+    std::string rows = "epoch,val_loss,val_top1\n";
+    for (std::size_t i = 0; i < loss_and_top1.size(); ++i)
+      rows += std::to_string(i + 1) + "," + loss_and_top1[i] + "\n";
+    put(scratch / "run/config.yaml", "train: {epochs: 4, " + config + "}\n");
+    put(scratch / "run/metrics.csv", rows);
+    const RunSummary run = read_run(scratch / "run");
+    return std::pair(run.best_epoch, run.best_top1);
+  };
+  using Best = std::pair<std::int64_t, double>;
+  EXPECT_EQ(best("eval_metric: top1", {"1.5,0.5", "1.2,0.75", "1.1,0.75", "1.3,0.75"}), Best(3, 0.75))
+      << "of equals the lower loss";
+  EXPECT_EQ(best("eval_metric: top1", {"1.5,0.5", "1.2,0.75", "1.2,0.75", "nan,0.9"}), Best(2, 0.75))
+      << "and then the first";
+  EXPECT_EQ(best("eval_metric: loss", {"1.5,0.5", "1.2,0.75", "1.4,0.9", ",", "1.1,0.25"}), Best(5, 0.25));
+  EXPECT_TRUE(std::isnan(best("seed: 1", {",", "nan,0.5"}).second));
 }
 
 ReportedRun reported(const Scratch& scratch, const std::string& name) {

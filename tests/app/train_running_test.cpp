@@ -91,6 +91,18 @@ TEST_F(Running, TheBestIsByTheMetricAndTheBestFewAreKept) {
   }
 }
 
+// Times and rates of the epochs are parts of the run's, whether it was stopped in the middle of one or not.
+TEST_F(Running, EpochsTakeAllOfTheTime) {
+  ASSERT_EQ(run(small("run", {"--stop-after", "1.5"})).code, 0);
+  const Outcome o = run({"train", "--resume=run"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const std::vector<double> seconds = column("run", "seconds"), rates = column("run", "images_per_second");
+  ASSERT_EQ(seconds.size(), 3u);
+  double images = 0;
+  for (std::size_t i = 0; i < 3; ++i) images += rates[i] * (seconds[i] - (i > 0 ? seconds[i - 1] : 0));
+  EXPECT_NEAR(images, 3 * 192, 1e-3) << "six batches of 32 an epoch";
+}
+
 TEST(NoteEvaluation, WhatIsNotFiniteIsNeverTheBest) {
   app::Progress p;
   app::TrainConfig config;
@@ -124,6 +136,13 @@ TEST(NoteEvaluation, OfEqualAccuraciesTheLowerLossIsBetter) {
   EXPECT_FALSE(app::note_evaluation(p, config, 3, 0.6, 1.2));
   EXPECT_FALSE(app::note_evaluation(p, config, 4, 0.5, 0.9));
   EXPECT_EQ(p.best_epoch, 2);
+  config.keep_best = 2;
+  p = {};
+  for (const auto& [epoch, loss] : std::vector<std::pair<std::int64_t, double>>{{1, 1.4}, {2, 1.1}, {3, 1.2}})
+    app::note_evaluation(p, config, epoch, 0.6, loss);
+  ASSERT_EQ(p.top.size(), 2u);
+  EXPECT_EQ(p.top[0].first, 2) << "the best one is among those that train.keep_best keeps";
+  EXPECT_EQ(p.top[1].first, 1);
 }
 
 TEST_F(Running, ATimeLimitEndsItAsStopAfterDoes) {

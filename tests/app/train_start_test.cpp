@@ -221,6 +221,10 @@ TEST_F(Start, ResumeTakesAPathWithOrWithoutEquals) {
   EXPECT_NE(log.find("resuming with train.epochs = 2 (was 3)"), std::string::npos) << log;
   EXPECT_NE(log.find("schedule of 2 epochs"), std::string::npos) << log;
   expect_error(run({"train", "--resume="}), 2, {"--resume="});
+  const Outcome changed = run({"train", "--resume=run", "optim.lr=7", "train.seed=9", "train.epochs=3"});
+  expect_error(changed, 2, {"train.seed is 0, not 9", "optim.lr is ", ", not 7", "run/checkpoints/last.safetensors"});
+  EXPECT_EQ(changed.err.find("train.epochs"), std::string::npos) << "that one may change: " << changed.err;
+  EXPECT_LT(changed.err.size(), 300u) << changed.err;
 }
 
 TEST_F(Start, AResumedRunNeverWritesIntoAnother) {
@@ -233,6 +237,8 @@ TEST_F(Start, AResumedRunNeverWritesIntoAnother) {
   ASSERT_EQ(run({"train", "--resume=a", "-o", "c", "--stop-after", "1.2"}).code, 0);
   EXPECT_EQ(best_progress("c").at("best_epoch"), 1);
   EXPECT_EQ(best_progress("c"), best_progress("a"));
+  EXPECT_EQ(read_file(folder_ / "c" / "metrics.csv"), read_file(folder_ / "a" / "metrics.csv"))
+      << "so that the best epoch is among those that axial runs sees";
   EXPECT_EQ(run({"train", "--resume=a", "-o", "./a"}).code, 0) << "the run's own folder under another name";
 }
 

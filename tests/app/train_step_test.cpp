@@ -75,6 +75,16 @@ TEST(ProgressLine, ShowsTheRateAndWhenItEndsWithinEightyColumns) {
   EXPECT_NE(line.find("  GPU 1.0 GiB  lr 2.00e-05"), std::string::npos) << line;
 }
 
+TEST(EpochLine, TellsTheEpochsTimeFromTheRuns) {
+  app::EpochReport report;
+  report.epoch = 7;
+  report.images_per_second = 1000;
+  report.epoch_seconds = 12;
+  report.seconds = 84;
+  const std::string line = report.line(9, false);
+  EXPECT_NE(line.find("; 1000 images/s, epoch 12 s, run 1:24"), std::string::npos) << line;
+}
+
 class Counting : public testing::Test {
  protected:
   Control& make(const std::vector<std::string>& overrides) {

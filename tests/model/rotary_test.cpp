@@ -67,8 +67,9 @@ TEST_P(RotaryTest, ScoresDependOnTheDistance) {
 
 TEST_P(RotaryTest, ATableIsKeptUntilAnotherIsAskedFor) {
   RotaryTable cache;
-  const at::Tensor first = cache.get(7, 8, 100, options(at::kFloat));
-  EXPECT_TRUE(cache.get(7, 8, 100, options(at::kFloat)).is_same(first));
+  const at::TensorOptions exact = at::empty({0}, options(at::kFloat)).options();  // with the number of the device
+  const at::Tensor first = cache.get(7, 8, 100, exact);
+  EXPECT_TRUE(cache.get(7, 8, 100, exact).is_same(first));
   EXPECT_TRUE(at::equal(first, rotary_table(7, 8, 100, options(at::kFloat))));
   EXPECT_TRUE(at::equal(cache.get(6, 8, 100, options(at::kFloat)), first.slice(0, 0, 6)));
   EXPECT_EQ(cache.get(6, 4, 100, options(at::kFloat)).size(1), 2);

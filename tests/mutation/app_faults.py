@@ -111,11 +111,20 @@ CHECKPOINT = [
             "",
             "app_tests:Running.*",
         ),
+    ),
+    *faults(
+        "app/train/best.cpp",
         (
             "a metric that is not finite becomes the best",
-            "const bool improved = std::isfinite(loss) &&",
-            "const bool improved = true &&",
+            "if (!std::isfinite(loss)) return false;",
+            "if (std::isnan(loss)) return true;",
             "app_tests:NoteEvaluation.*",
+        ),
+        (
+            "of equal accuracies the first epoch stays the best",
+            "|| (top1 == best_top1 && lower)",
+            "",
+            "app_tests:NoteEvaluation.*:Runs.*",
         ),
     ),
 ]
@@ -167,6 +176,18 @@ CONFIG = [
             "heads need not divide the width",
             "if (model.dim[i] % model.heads[i] != 0) {",
             "if (model.dim[i] < model.heads[i]) {",
+            "app_tests:ConfigErrors.*",
+        ),
+        (
+            "dropout of less than one draw passes",
+            "(p < 1.0 / 256 || p > 255.0 / 256)",
+            "p > 255.0 / 256",
+            "app_tests:ConfigErrors.*",
+        ),
+        (
+            "a number that float32 does not hold passes",
+            "value != 0 && value < double{std::numeric_limits<float>::min()}",
+            "value < 0",
             "app_tests:ConfigErrors.*",
         ),
     ),

@@ -39,6 +39,7 @@ std::optional<Content> read(const fs::path& path) {
   if (progress == header.metadata.end()) return std::nullopt;
   content.progress = nlohmann::json::parse(progress->second);
   content.progress.erase("train_seconds");
+  content.progress.erase("epoch_seconds");
   return content;
 }
 
