@@ -2,6 +2,8 @@
 // task is given: fewer stay on one thread, where ThreadSanitizer has nothing to look at.
 #pragma once
 
+#include <cstdint>
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
