@@ -225,19 +225,20 @@ TEST(Augment, BothPathsFollowTheDefinition) {
 }
 
 TEST(Augment, ThreadsShareImages) {
-  constexpr std::int64_t kImages = 50, kSize = 64;
+  constexpr std::int64_t kSize = 64, kPixels = kChannels * kSize * kSize;
+  const std::int64_t count = images_for_threads(kPixels);
   Dataset set = noisy();
-  set.images = set.images.flatten().repeat({10}).narrow(0, 0, kChannels * kSize * kSize).repeat({kImages, 1});
-  set.images = set.images.view({kImages, kChannels, kSize, kSize});
-  const at::Tensor samples = at::arange(kImages, at::kLong);
+  set.images = set.images.flatten().repeat({10}).narrow(0, 0, kPixels).repeat({count, 1});
+  set.images = set.images.view({count, kChannels, kSize, kSize});
+  const at::Tensor samples = at::arange(count, at::kLong);
   const at::Tensor table = normalisation_table(set.mean, set.std, at::kFloat);
   std::vector<PixelMap> maps;
-  for (std::int64_t i = 0; i < kImages; ++i) {
+  for (std::int64_t i = 0; i < count; ++i) {
     maps.push_back(draw_map({.pad_crop = 8, .flip = true, .erase = 0.6}, 123, i, kSize, kSize));
   }
   for (const std::vector<PixelMap>& some : {maps, std::vector<PixelMap>()}) {
     const auto pixels = [&] {
-      return pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), kImages, some);
+      return pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), count, some);
     };
     EXPECT_TRUE(at::equal(on_threads(3, pixels), on_threads(1, pixels)));
   }

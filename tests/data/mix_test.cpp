@@ -194,12 +194,13 @@ TEST(Mix, ComposedOperationsGiveTheSameBits) {
 }
 
 TEST(Mix, ThreadsShareImages) {
-  constexpr std::int64_t kImages = 50, kSize = 64;
-  const at::Tensor pixels = at::linspace(-2, 2, kImages * 3 * kSize * kSize).view({kImages, 3, kSize, kSize});
+  constexpr std::int64_t kSize = 64, kPixels = 3 * kSize * kSize;
+  const std::int64_t count = images_for_threads(kPixels);
+  const at::Tensor pixels = at::linspace(-2, 2, count * kPixels).view({count, 3, kSize, kSize});
   std::vector<Mix> mixes;
-  for (std::int64_t i = 0; i < kImages; ++i) {
+  for (std::int64_t i = 0; i < count; ++i) {
     mixes.push_back(draw_mix({.mixup = 0.8, .cutmix = 1, .mix_probability = 0.8}, 4, i, kSize, kSize));
-    mixes.back().partner = kImages - 1 - i;
+    mixes.back().partner = count - 1 - i;
   }
   const auto mixed = [&] { return mix_on_cpu(pixels, mixes); };
   EXPECT_TRUE(at::equal(on_threads(3, mixed), on_threads(1, mixed)));

@@ -1,5 +1,5 @@
-// Loops that share images among threads give the same bytes on any number of them. Tests pass more pixels than one
-// task is given: fewer stay on one thread, where ThreadSanitizer has nothing to look at.
+// Loops that share images among threads give the same bytes on any number of them. Tests pass enough images for three
+// tasks: what is one task stays on one thread, where ThreadSanitizer has nothing to look at.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
+#include "data/tasks.h"
+
 namespace axial::data::test {
+
+inline std::int64_t images_for_threads(std::int64_t pixels) { return 2 * images_per_task(pixels) + 1; }
 
 template <class Make>
 at::Tensor on_threads(int threads, const Make& make) {

@@ -246,11 +246,11 @@ TEST(Trivial, ComesBeforeTheOthersAndLeavesTheirDrawsAlone) {
 }
 
 TEST(Trivial, ThreadsShareImages) {
-  constexpr std::int64_t kImages = 2 * kTrivialOps;
-  const at::Tensor images = pictures(kImages, 3, 40, 40), samples = at::arange(kImages, at::kLong).flip(0);
-  at::Tensor rows = at::empty({kImages, kernels::kTrivialColumns}, at::kLong);
-  for (std::int64_t i = 0; i < kImages; ++i) {
-    trivial_row(static_cast<int>(i / 2), 20, i % 2, 40, 40, rows[i].mutable_data_ptr<std::int64_t>());
+  const std::int64_t count = images_for_threads(3 * 40 * 40);
+  const at::Tensor images = pictures(8, 3, 40, 40), samples = at::arange(count, at::kLong).remainder(7);
+  at::Tensor rows = at::empty({count, kernels::kTrivialColumns}, at::kLong);
+  for (std::int64_t i = 0; i < count; ++i) {
+    trivial_row(static_cast<int>(i / 2 % kTrivialOps), 20, i % 2, 40, 40, rows[i].mutable_data_ptr<std::int64_t>());
   }
   const auto made = [&] { return trivial_images(images, samples, rows); };
   EXPECT_TRUE(at::equal(on_threads(3, made), on_threads(1, made)));
