@@ -106,6 +106,32 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
                : "memory");
 }
 
+// Sum of every `step`-th of `count` slabs from `first` on, at 16 bytes that lie `stride` floats apart. Several loads
+// are on their way at a time: waiting for them is all that it costs.
+__device__ __forceinline__ float4 sum_of_slabs(const float* slabs, int first, int step, int count,
+                                               std::size_t stride) {
+  constexpr int kAtOnce = 9;
+  float4 sum = {0, 0, 0, 0};
+  for (int b = first; b < count; b += kAtOnce * step) {
+    float4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int own = b + i * step;
+      const float* at = slabs + static_cast<std::size_t>(own < count ? own : 0) * stride;
+      // volatile: else the compiler puts most of them behind additions
+      asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(v[i].x), "=f"(v[i].y), "=f"(v[i].z), "=f"(v[i].w)
+                   : "l"(at));
+      if (own >= count) v[i] = make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      sum = make_float4(sum.x + v[i].x, sum.y + v[i].y, sum.z + v[i].z, sum.w + v[i].w);
+    }
+  }
+  return sum;
+}
+
 // 16 bytes from global to shared memory, or zeros.
 __device__ __forceinline__ void copy_async(std::uint32_t shared, const void* global, bool live) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(live ? 16 : 0)

@@ -92,12 +92,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_mlp_kernel(SumArguments p) {
   const int part = at / p.slab, i = at - part * p.slab;
   float4 sum = {0, 0, 0, 0};
   const auto add = [&sum](float4 v) { sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w); };
-  if (live) {
-#pragma unroll 4
-    for (int b = part + share * p.parts; b < p.blocks; b += kShares * p.parts) {
-      add(*reinterpret_cast<const float4*>(p.slabs + static_cast<std::int64_t>(b) * p.slab + i));
-    }
-  }
+  if (live) sum = sum_of_slabs(p.slabs + i, part + share * p.parts, kShares * p.parts, p.blocks, p.slab);
   shares[share][column] = sum;
   __syncthreads();
   if (share != 0 || !live) return;

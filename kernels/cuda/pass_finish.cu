@@ -102,12 +102,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(SumArguments p) 
   const int column = static_cast<int>(threadIdx.x) % (kColumns / 4),
             share = static_cast<int>(threadIdx.x) / (kColumns / 4);
   const int at = static_cast<int>(blockIdx.x) * kColumns + 4 * column, part = at / kValues, i = at % kValues;
-  float4 sum = {0, 0, 0, 0};
+  float4 sum = sum_of_slabs(p.slabs + i, part + share * kParts, kShares * kParts, p.blocks, kValues);
   const auto add = [&sum](float4 v) { sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w); };
-#pragma unroll 4
-  for (int b = part + share * kParts; b < p.blocks; b += kShares * kParts) {
-    add(*reinterpret_cast<const float4*>(p.slabs + static_cast<std::size_t>(b) * kValues + i));
-  }
   shares[share][column] = sum;
   __syncthreads();
   if (share != 0) return;
