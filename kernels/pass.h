@@ -49,6 +49,9 @@ struct PassProblem {
   PassWeights weights;
   ConstTokens x;
   const float* sample_scale = nullptr;  // s_b[outer0], optional
+  // Between what packed the weights and this launch there is another one on the stream: they are complete, and are read
+  // while that one still runs.
+  bool packed_early = false;
   // Only by kernels that run on every card since compute capability 8.0, even where composed passes are faster.
   bool portable = false;
 };

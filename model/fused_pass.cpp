@@ -58,6 +58,7 @@ kernels::PassProblem problem_on(const at::Tensor& x, const Weights& weights, con
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   problem.eps = options.eps;
   problem.dropout = kernel_dropout(options.dropout, options.random, options.stream, lines_per_sample(problem.lines));
+  problem.packed_early = options.packed.defined() && options.packed_early;
   problem.weights = weights.pointers();
   problem.x.data = x.const_data_ptr();
   if (sample_scale.defined()) problem.sample_scale = sample_scale.const_data_ptr<float>();
@@ -175,8 +176,9 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
       gradients = fused_pass_cpu_backward(incoming[0], x, p, options, wanted);
     } else {
       const Weights weights(p);
-      gradients =
-          run_backward(problem_on(x, weights, options, saved[8]), packed, incoming[0], x, p, options.axis, wanted);
+      kernels::PassProblem problem = problem_on(x, weights, options, saved[8]);
+      problem.packed_early = true;  // the forward ran behind what packed them
+      gradients = run_backward(problem, packed, incoming[0], x, p, options.axis, wanted);
     }
     variable_list g(gradients.begin(), gradients.begin() + kBias + 1);
     g.resize(9);  // one for each argument of forward
@@ -228,6 +230,7 @@ void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, P
   std::vector<void*> packed;
   for (std::size_t i = 0; i < count; ++i) {
     options[i].packed = bytes_on(x, kernels::cuda::packed_bytes(problems[i]));
+    options[i].packed_early = i > 0;
     packed.push_back(options[i].packed.mutable_data_ptr());
   }
   check_status(kernels::cuda::pack_weights(problems.data(), packed.data(), static_cast<int>(count),

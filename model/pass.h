@@ -38,6 +38,7 @@ struct PassOptions {
   at::Tensor rotary;              // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
                                   // scores (model/rotary.h); undefined: not
   at::Tensor packed;              // of prepare_passes; undefined: the pass prepares its weights itself
+  bool packed_early = false;      // of prepare_passes: another pass runs between it and this one
 };
 
 // y[B, H, W, D], contiguous. x: any strides, float64, float32, bfloat16 or float16. Differentiable once.
@@ -45,7 +46,8 @@ at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
                       const PassParameters& parameters, const PassOptions& options);
 
 // Where fused CUDA kernels serve all of `count` passes over tensors like x: folds layer scales into the last
-// projections and brings the weights into the order of the kernels, in one launch (`packed` of the options).
+// projections and brings the weights into the order of the kernels, in one launch (`packed` of the options). The passes
+// must then run in that order on the current stream.
 void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, std::size_t count);
 
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is

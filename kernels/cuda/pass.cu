@@ -144,6 +144,7 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   a.x_strides = strides(problem.x.outer_stride, problem.x.token_stride);
   a.x = problem.x.data;
   a.packed = static_cast<const unsigned char*>(packed);
+  a.packed_early = problem.packed_early;
   a.sample_scale = problem.sample_scale;
   a.bias = problem.weights.bias;
   const DropoutRate rate = dropout_rate(problem.dropout.p);
@@ -378,6 +379,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       arguments.dy = dy.data;
       arguments.dx = dx.data;
       arguments.packed = forward.packed;
+      arguments.packed_early = forward.packed_early;
       arguments.slabs = slabs;
       arguments.sample_scale = problem.sample_scale;
       arguments.dropout = forward.dropout;

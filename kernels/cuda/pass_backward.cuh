@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   const LineGeometry& geometry = p.geometry;
   const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
 
-  await_previous();
-  release_next();
+  if (!p.packed_early) await_previous();
   for (int i = static_cast<int>(threadIdx.x); i < S::kQkvBytes / 16; i += L::kThreads) {
     copy_async(base + L::kQkv + 16 * i, p.packed + 16 * i, true);
   }
@@ -57,6 +56,8 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
     copy_async(base + L::kBias + 16 * i, p.packed + S::kQkvBias + 16 * i, true);
   }
   copy_commit();
+  if (p.packed_early) await_previous();
+  release_next();
   if (threadIdx.x < 64)
     store_shared(base + L::kOnes + 16 * threadIdx.x, make_uint4(F::kOnes, F::kOnes, F::kOnes, F::kOnes));
 

@@ -35,12 +35,13 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   const float* out_bias = reinterpret_cast<const float*>(shared + S::kOutBias);
   const LineGeometry& geometry = p.geometry;
 
-  await_previous();
-  release_next();
+  if (!p.packed_early) await_previous();
   for (int i = static_cast<int>(threadIdx.x); i < S::kForwardBytes / 16; i += static_cast<int>(blockDim.x)) {
     copy_async(base + 16 * i, p.packed + 16 * i, true);
   }
   copy_commit();
+  if (p.packed_early) await_previous();
+  release_next();
 
   // The warps that share tiles, and our place among them.
   constexpr bool kByWarpgroup = kStrips > 0;

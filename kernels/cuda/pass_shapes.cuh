@@ -120,6 +120,7 @@ struct PassArguments {
   const void* x;
   void* y;
   const unsigned char* packed;
+  bool packed_early;  // PassProblem
   const float* sample_scale;  // null: 1
   const float* bias;          // null: none
   PassDropout dropout;
@@ -134,6 +135,7 @@ struct PassBackwardArguments {
   const void* dy;
   void* dx;
   const unsigned char* packed;
+  bool packed_early;  // PassProblem
   float* slabs;  // [blocks][PassBackwardShape::kSlab]
   const float* sample_scale;
   PassDropout dropout;
@@ -216,6 +218,7 @@ struct PassSplitArguments {
   const void* dy;
   void* dx;
   const unsigned char* packed;
+  bool packed_early;  // PassProblem
   unsigned char* scratch;     // [tiles of the chunk][kTileBytes]
   float* slabs;               // [blocks][kSlab]; block b belongs to part b % kParts
   int first_tile, last_tile;  // the chunk

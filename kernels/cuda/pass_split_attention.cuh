@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   const LineGeometry& geometry = p.geometry;
   const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
 
-  await_previous();
-  release_next();
+  if (!p.packed_early) await_previous();
   for (int i = static_cast<int>(threadIdx.x); i < kBlocks * L::kWeightBlock / 16; i += L::kThreads) {
     constexpr int kBlock = L::kWeightBlock / 16;
     copy_async(base + L::kQkv + 16 * i,
@@ -45,6 +44,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
     copy_async(base + L::kBias + 16 * i, p.packed + S::kQkvBias + part * 4 * L::kPartRows + 16 * i, true);
   }
   copy_commit();
+  if (p.packed_early) await_previous();
+  release_next();
 
   typename Attend::Context context = Attend::context_of(p, shared);
   const bool shared_strip = geometry.pitch < 16;

@@ -37,12 +37,13 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                 kPlaces = kExchange + L::kExchangeTurns * 1024, kBarriers = kPlaces + 512;
   Ring<L::kProductStages, 2> ring{base + kBarriers};
   if (threadIdx.x == 0) ring.init();
-  await_previous();
-  release_next();
+  // The weights are older than the attention's kernel before us.
   for (int i = static_cast<int>(threadIdx.x); i < S::kQkvBytes / 16; i += kProductThreads) {
     copy_async(base + 16 * i, p.packed + 16 * i, true);
   }
   copy_commit();
+  await_previous();
+  release_next();
   for (int i = static_cast<int>(threadIdx.x); i < 64; i += kProductThreads) {
     constexpr std::uint32_t k = F::kOnes;
     store_shared(base + kOnes + 16 * i, make_uint4(k, k, k, k));

@@ -182,6 +182,61 @@ TEST_P(AttentionTest, SixteenBitsBesideFloat32Parameters) {
   }
 }
 
+// Weights that are prepared for all blocks together are those of each, also right behind a change of theirs.
+TEST_P(AttentionTest, BlocksTogetherAreTheirPassesOneByOne) {
+  for (const std::int64_t dim : {64, 128}) {
+    for (const double layer_scale : {0.0, 0.5}) {
+      AxialBlockOptions o;
+      o.attention.dim = dim;
+      o.attention.heads = 4;
+      o.attention.layer_scale = layer_scale;
+      o.attention.drop_path = 0.2;
+      std::vector<AxialBlock> blocks;
+      for (int i = 0; i < 3; ++i) {
+        o.attention.stream += kStreamsPerBlock;
+        blocks.emplace_back(o);
+        blocks.back()->to(device());
+      }
+      const auto type = device().is_cuda() ? at::kBFloat16 : at::kFloat;
+      const at::Tensor x = torch::randn({device().is_cuda() ? 64 : 2, 14, 20, dim}).to(options(type));
+      const at::Tensor dy = torch::randn_like(x);
+      const RandomState random = random_state(device());
+      // Everything that comes out of `run`.
+      const auto results = [&](const auto& run) {
+        const at::Tensor leaf = leaf_of(x);
+        std::vector<at::Tensor> inputs{leaf}, found;
+        for (AxialBlock& block : blocks) {
+          for (at::Tensor& p : block->parameters()) inputs.push_back(p);
+        }
+        found.push_back(run(leaf));
+        for (at::Tensor& g : torch::autograd::grad({found[0]}, inputs, {dy})) found.push_back(g);
+        return found;
+      };
+      for (int round = 0; round < (device().is_cuda() ? 20 : 1); ++round) {
+        for (AxialBlock& block : blocks) randomise(block);
+        const auto together = results([&](const at::Tensor& in) { return run_blocks(blocks, in, random); });
+        const auto one_by_one = results([&](at::Tensor y) {
+          for (AxialBlock& block : blocks) {
+            for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+              y = axial_pass(y, block->attention()->parameters_of(axis),
+                             block->attention()->options_of(axis, y, random));
+            }
+            y = mlp(y, block->mlp_parameters(), block->mlp_options(y, random));
+          }
+          return y;
+        });
+        for (std::size_t i = 0; i < together.size(); ++i) {
+          ASSERT_TRUE(at::equal(together[i], one_by_one[i])) << "dim " << dim << ", round " << round << ", " << i;
+        }
+        const torch::NoGradGuard no_grad;  // back to weights of a usual size
+        for (AxialBlock& block : blocks) {
+          for (at::Tensor& p : block->parameters()) p.mul_(0.5);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, ADroppedSampleIsItsResidual) {
   AxialBlockOptions o;
   o.attention.dim = 16;
