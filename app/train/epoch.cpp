@@ -173,7 +173,7 @@ void Trainer::end_epoch() {
   epoch_images_before_ = p.images;
   recorder_->epoch(report);
   log::progress_done();
-  log::info(report.line(config_.train.epochs, sets_.held_out));
+  log::info(report.line(config_.train.epochs, sets_.held_out, config_.train.eval_metric == "loss"));
   if (improved) save(run_->best());
   if (!last && out_of_patience(p, config_.train)) {
     last = true;
