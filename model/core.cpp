@@ -21,7 +21,7 @@ class CoreFunction : public torch::autograd::Function<CoreFunction> {
     const c10::OptionalDeviceGuard guard(q.device());
     CoreInputs inputs{q, k, v, {}};
     if (bias) inputs.bias = bias->to(accumulate_type(q.scalar_type())).contiguous();
-    const at::Tensor o = at::empty(q.sizes(), q.options());  // [B, H, W, h, d]
+    at::Tensor o = at::empty(q.sizes(), q.options());  // [B, H, W, h, d]
     if (!save) {
       core_forward(inputs, options, o, {});
       return o;

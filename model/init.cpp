@@ -6,7 +6,7 @@
 
 namespace axial {
 
-torch::Tensor truncated_normal_(torch::Tensor t, double std) {
+torch::Tensor truncated_normal_(const torch::Tensor& t, double std) {
   const torch::NoGradGuard no_grad;
   // Inverse of the cumulative distribution: u uniform in (-a, a), a = erf(2 / sqrt 2), to sqrt(2) erfinv(u).
   const double a = std::erf(std::sqrt(2.0));

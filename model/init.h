@@ -8,7 +8,7 @@
 namespace axial {
 
 // Normal(0, std) cut off at +-2 std, in place.
-torch::Tensor truncated_normal_(torch::Tensor t, double std = 0.02);
+torch::Tensor truncated_normal_(const torch::Tensor& t, double std = 0.02);
 
 // A linear layer [out, in] with truncated normal weights and a zero bias (or none).
 torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias);

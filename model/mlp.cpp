@@ -89,7 +89,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
       packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problem));
       check_status(kernels::cuda::pack_mlp(problem, packed.mutable_data_ptr(), stream), "mlp");
     }
-    const at::Tensor y = at::empty_like(x);
+    at::Tensor y = at::empty_like(x);
     check_status(kernels::cuda::mlp_forward(problem, packed.const_data_ptr(), y.mutable_data_ptr(), stream), "mlp");
     if (save) {
       ctx->save_for_backward(

@@ -35,7 +35,7 @@ class ProjectionFunction : public torch::autograd::Function<ProjectionFunction> 
       ctx->saved_data["eps"] = options.eps;
       ctx->saved_data["column"] = options.axis == Axis::kColumn;
     }
-    const at::Tensor qkv =
+    at::Tensor qkv =
         at::addmm(fold_bias(weight, norm_bias, {}, type), normalise(x.view({-1, x.size(3)}), options.eps).x_hat,
                   fold_weight(weight, norm_weight, type).t())
             .view({x.size(0), x.size(1), x.size(2), 3, options.heads, x.size(3) / options.heads});

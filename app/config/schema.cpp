@@ -127,7 +127,8 @@ std::vector<Key> make_schema() {
   add("data.validation_fraction", FIELD(data.validation_fraction), "0", below(0, 1), "",
       "part of the training set held out to choose the best epoch; 0: the test set is used for that", "val_split val_fraction");
   add("data.train_limit", FIELD(data.train_limit), "0", integer(0, 1000000000), "images",
-      "use only the first so many training images; 0: all", "limit max_samples");
+      "use only so many training images: the first ones, or of image_folder, where they stand in order of class, a fixed "
+      "choice of all; 0: all", "limit max_samples");
   add("data.mean", FIELD(data.mean), "[]", list(real(-1000, 1000), 0, 16), "",
       "per channel, of pixels in [0, 1]; empty: the set's own");
   add("data.std", FIELD(data.std), "[]", list(above(0, 1000), 0, 16), "",

@@ -1,6 +1,7 @@
 #include "app/run/run_directory.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -120,7 +121,27 @@ void remove_run(const fs::path& path) {
   }
 }
 
+// What shows that a folder is somebody's own: folders in it, or pictures, among which a run's files would stand (and,
+// in a set of pictures, its checkpoints would be a class). Empty: nothing does.
+std::string others_in(const fs::path& path) {
+  std::error_code error;
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const std::string name = it->path().filename().string();
+    if (name.starts_with(".") || name == "checkpoints") continue;
+    if (it->is_directory(ignored)) return name + "/";
+    std::string extension = it->path().extension().string();
+    for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (extension == ".png" || extension == ".jpg" || extension == ".jpeg") return name;
+  }
+  return "";
+}
+
 void refuse_existing(const fs::path& path, RunDirectory::Mode mode) {
+  if (mode != RunDirectory::Mode::kResume && !is_run(path)) {
+    const std::string other = others_in(path);
+    if (!other.empty()) fail(path, "is no folder for a run: it holds " + other + "; name a new folder");
+  }
   if (mode != RunDirectory::Mode::kNew || !is_run(path)) return;
   const std::vector<fs::path> files = files_in(path / "checkpoints");
   const bool resumable = std::any_of(files.begin(), files.end(),

@@ -12,7 +12,8 @@ bool is_better(const TrainConfig& config, double top1, double loss, double best_
 }
 
 std::string chosen_by(const Config& config) {
-  return config.data.validation_fraction > 0 ? "held-out images" : "test set";
+  return std::string(config.data.validation_fraction > 0 ? "held-out images" : "test set") +
+         (config.train.eval_metric == "loss" ? ", by loss" : "");
 }
 
 }  // namespace axial::app

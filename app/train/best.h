@@ -11,7 +11,8 @@ namespace axial::app {
 // the loss then says which is better. Of equals the first one stays, and a loss that is not finite is never better.
 bool is_better(const TrainConfig& config, double top1, double loss, double best_top1, double best_loss);
 
-// Whose accuracy that is: "held-out images" (data.validation_fraction) or "test set".
+// Whose accuracy that is: "held-out images" (data.validation_fraction) or "test set"; and where accuracy is not what
+// chose it: ", by loss".
 std::string chosen_by(const Config& config);
 
 }  // namespace axial::app

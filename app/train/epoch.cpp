@@ -104,7 +104,22 @@ void Trainer::fail_nonfinite(const std::string& where, const std::string& what, 
 Evaluation Trainer::validate(data::Batches& batches) {
   std::optional<SwapGuard> average;
   if (state_.ema) average.emplace(state_.tensors, state_.ema->tensors());
-  return evaluate(*state_.model, batches, views_of(config_.train.eval_tta));
+  const Clock::time_point began = Clock::now();
+  const Evaluation result = evaluate(*state_.model, batches, views_of(config_.train.eval_tta));
+  evaluation_ = seconds_since(began);
+  evaluating_ += evaluation_;
+  return result;
+}
+
+// Of training at `rate` images a second, and of the evaluations that are still to come.
+double Trainer::seconds_left(const Moment& at, double rate) const {
+  if (rate <= 0) return 0;
+  const std::int64_t epochs = config_.train.epochs, every = config_.train.eval_every;
+  const std::int64_t batches = epochs * per_epoch_ - (at.epoch * per_epoch_ + at.batch);
+  const std::int64_t evaluations = epochs / every - at.epoch / every + (epochs % every != 0 ? 1 : 0);
+  // Before the first one: an image is looked at about three times as fast as it is trained on.
+  const double each = evaluation_ > 0 ? evaluation_ : static_cast<double>(sets_.validation.size()) / (3 * rate);
+  return static_cast<double>(batches * config_.data.batch_size) / rate + static_cast<double>(evaluations) * each;
 }
 
 // Of an update that the device has made, which is a few behind what was asked of it.
@@ -115,16 +130,14 @@ void Trainer::report_progress(const Sighting& sighting) {
   const bool redraw = log::is_terminal() && seconds_since(last_report_) >= 0.1;
   if (!due && !redraw) return;
   last_report_ = Clock::now();
-  const double elapsed = seconds_since(started_);
+  const double elapsed = seconds_since(started_) - evaluating_;
   const double rate = elapsed > 0 ? static_cast<double>(at.images - images_before_) / elapsed : 0;
-  const std::int64_t total = config_.train.epochs * per_epoch_, done = at.epoch * per_epoch_ + at.batch;
-  const double left = rate > 0 ? static_cast<double>((total - done) * config_.data.batch_size) / rate : 0;
   const double factor = learning_rate_factor(config_.optim, std::max<std::int64_t>(0, r.updates - 1),
                                              updates_per_epoch_ * config_.train.epochs);
   const double loss = r.loss_sum / r.samples;
   const std::string line =
       progress_line({at.epoch, config_.train.epochs, at.batch, per_epoch_, loss, r.hits / r.samples,
-                     config_.optim.lr * factor, rate, left, device_memory(device_)});
+                     config_.optim.lr * factor, rate, seconds_left(at, rate), device_memory(device_)});
   if (log::is_terminal()) {
     log::progress(line);
   } else {
@@ -174,7 +187,7 @@ void Trainer::end_epoch() {
   epoch_images_before_ = p.images;
   recorder_->epoch(report);
   log::progress_done();
-  log::info(report.line(config_.train.epochs, sets_.held_out));
+  log::info(report.line(config_.train.epochs, sets_.held_out, config_.train.eval_metric == "loss"));
   if (improved) save(run_->best());
   if (!last && out_of_patience(p, config_.train)) {
     last = true;

@@ -52,6 +52,7 @@ class Trainer {
   bool passed_stop() const;  // --stop-after has been reached
   bool finished() const;
   Evaluation validate(data::Batches& batches);
+  double seconds_left(const Moment& at, double rate) const;
   [[noreturn]] void fail_nonfinite(const std::string& where, const std::string& what, double value);
   std::string position_now() const;
   std::string first_culprit() const;
@@ -80,6 +81,7 @@ class Trainer {
   Clock::time_point started_;  // of this process's training; seconds_before_ is what earlier ones took
   double seconds_before_ = 0, epoch_began_ = 0;  // epoch_began_: of all that was trained
   std::int64_t images_before_ = 0, epoch_images_before_ = 0;
+  double evaluating_ = 0, evaluation_ = 0;  // seconds of this process's evaluations, and of the latest one
   Clock::time_point last_report_;
 };
 

@@ -56,7 +56,8 @@ struct EpochReport {
   static std::vector<std::string> csv_columns();
   std::vector<std::string> csv_row() const;  // in that order; empty where unknown
   std::vector<std::pair<std::string, double>> scalars() const;
-  std::string line(std::int64_t epochs, bool held_out) const;  // held_out: else it is the test set that validates
+  // held_out: else it is the test set that validates; by_loss: what the best one is chosen by.
+  std::string line(std::int64_t epochs, bool held_out, bool by_loss = false) const;
 };
 
 }  // namespace axial::app

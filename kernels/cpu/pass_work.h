@@ -109,8 +109,9 @@ void lane_offsets(const PassGroup& group, const BasicTokens<Pointer>& tokens, in
 
 bool empty(const PassProblem& problem);  // no token
 
-// The caller's memory may have any alignment.
+// The caller's memory may have any alignment; validate_workspace has seen that it is there.
 inline void* aligned_workspace(void* workspace) {
+  if (workspace == nullptr) __builtin_unreachable();
   const auto address = reinterpret_cast<std::uintptr_t>(workspace);
   return static_cast<char*>(workspace) + (round_up(address, std::uintptr_t{kWorkspaceAlignment}) - address);
 }

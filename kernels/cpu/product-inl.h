@@ -91,13 +91,9 @@ HWY_NOINLINE void product(D d, std::ptrdiff_t rows, std::ptrdiff_t vectors, std:
     // Four are two and two, not three and one.
     std::ptrdiff_t count = vectors < kProductVectors ? vectors : kProductVectors;
     if (vectors == 4) count = 2;
-    if (kProductVectors > 2 && count == 3) {
-      panel(std::integral_constant<int, kProductVectors>());
-    } else if (count == 2) {
-      panel(std::integral_constant<int, 2>());
-    } else {
-      panel(std::integral_constant<int, 1>());
-    }
+    if (kProductVectors > 2 && count == 3) panel(std::integral_constant<int, kProductVectors>());
+    if (count == 2) panel(std::integral_constant<int, 2>());
+    if (count == 1) panel(std::integral_constant<int, 1>());
     vectors -= count;
     b += count * kLanes;
     c += count * kLanes;

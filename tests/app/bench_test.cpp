@@ -72,7 +72,7 @@ TEST_F(Bench, TimesTheStepOfAConfiguration) {
                                          "-c",
                                          config("bench.yaml"),
                                          "train.device=cpu",
-                                         "train.threads=1",
+                                         "train.threads=" + test_threads(),
                                          "data.dataset=cifar10",
                                          "data.batch_size=3",
                                          "train.accumulate=2",

@@ -67,6 +67,11 @@ std::size_t lines_of(const std::string& text) {
   return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
+std::string test_threads() {
+  const char* const threads = std::getenv("AXIAL_TEST_THREADS");
+  return threads == nullptr ? "1" : threads;
+}
+
 void ProgramTest::SetUp() {
   std::string pattern = (fs::temp_directory_path() / "axial-test-XXXXXX").string();
   ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
@@ -78,7 +83,8 @@ void ProgramTest::TearDown() {
   fs::remove_all(folder_, ignored);
 }
 
-Outcome ProgramTest::run(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment) {
+Outcome ProgramTest::run(const std::vector<std::string>& arguments,
+                         const std::map<std::string, std::string>& environment) {
   return Program(arguments, folder_, environment).wait();
 }
 
@@ -87,9 +93,17 @@ std::string ProgramTest::config(const std::string& name) const {
 }
 
 std::vector<std::string> ProgramTest::small(const std::string& run, std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"train", "-c", config("smoke.yaml"), "-o", run, "train.threads=1",
-                                        "train.device=cpu", "data.synthetic_train=192", "data.synthetic_test=64",
-                                        "data.batch_size=32", "train.log_every=1"};
+  std::vector<std::string> arguments = {"train",
+                                        "-c",
+                                        config("smoke.yaml"),
+                                        "-o",
+                                        run,
+                                        "train.threads=" + test_threads(),
+                                        "train.device=cpu",
+                                        "data.synthetic_train=192",
+                                        "data.synthetic_test=64",
+                                        "data.batch_size=32",
+                                        "train.log_every=1"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -98,7 +112,9 @@ void expect_error(const Outcome& outcome, int code, const std::vector<std::strin
   EXPECT_EQ(outcome.code, code) << outcome.err;
   EXPECT_EQ(lines_of(outcome.err), 1u) << outcome.err;
   EXPECT_EQ(outcome.out, "");
-  for (const std::string& part : parts) EXPECT_NE(outcome.err.find(part), std::string::npos) << part << " in " << outcome.err;
+  for (const std::string& part : parts) {
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << part << " in " << outcome.err;
+  }
 }
 
 }  // namespace axial::test

@@ -40,6 +40,10 @@ class Program {
 std::string read_file(const std::filesystem::path& path);
 std::size_t lines_of(const std::string& text);
 
+// What trainings of tests are given as train.threads: AXIAL_TEST_THREADS, else 1, as tests run beside one another.
+// Under ThreadSanitizer it is more, so that parallel loops are parallel.
+std::string test_threads();
+
 // A folder of the test's own, removed afterwards; the program runs in it.
 class ProgramTest : public testing::Test {
  protected:

@@ -72,6 +72,25 @@ TEST(RunDirectory, ExistingRunsAreRefusedAndForeignFilesAreKept) {
       << "to continue there is nothing";
 }
 
+TEST(RunDirectory, NeverAmongSomebodysPicturesOrFolders) {
+  const Scratch scratch;
+  fs::create_directories(scratch / "pictures" / "cat");
+  fs::create_directories(scratch / "inbox");
+  put(scratch / "inbox" / "photo.JPG", "x");
+  for (const Mode mode : {Mode::kNew, Mode::kOverwrite}) {
+    EXPECT_EQ(error_of(scratch / "pictures", mode),
+              (scratch / "pictures").string() + ": is no folder for a run: it holds cat/; name a new folder");
+    EXPECT_EQ(error_of(scratch / "inbox", mode),
+              (scratch / "inbox").string() + ": is no folder for a run: it holds photo.JPG; name a new folder");
+  }
+  EXPECT_EQ(names_in(scratch / "pictures"), Names{"cat"});
+  EXPECT_EQ(names_in(scratch / "inbox"), Names{"photo.JPG"});
+  put(scratch / "log.txt", "x");  // a job's own output, say
+  fs::remove_all(scratch / "pictures");
+  fs::remove_all(scratch / "inbox");
+  const RunDirectory run(scratch.path(), Mode::kNew);
+}
+
 TEST(RunDirectory, LeftoversOfKilledWritersGo) {
   const Scratch scratch;
   fs::create_directory(scratch / "checkpoints");

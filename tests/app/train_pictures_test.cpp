@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/config/load.h"
+#include "app/train/build.h"
 #include "tests/app/pictures.h"
 #include "tests/app/program.h"
 
@@ -22,7 +24,7 @@ class PictureSets : public ProgramTest {
                                           "-o",
                                           run,
                                           "train.device=cpu",
-                                          "train.threads=1",
+                                          "train.threads=" + test_threads(),
                                           "data.workers=2",
                                           "data.validation_fraction=0",
                                           "data.folder_height=12",
@@ -36,6 +38,19 @@ class PictureSets : public ProgramTest {
     return arguments;
   }
 };
+
+// They stand in order of class: the first ones would be of one.
+TEST_F(PictureSets, ALimitTakesImagesOfAllClasses) {
+  write_picture_set(folder_ / "set", {"a", "b"}, 10);
+  const app::Config config = app::load_config(
+      {}, {"data.dataset=image_folder", "data.dir=" + (folder_ / "set").string(), "data.train_limit=10",
+           "data.folder_height=16", "data.folder_width=16", "data.batch_size=4"});
+  const at::Tensor labels = app::load_data(config).train.labels;
+  ASSERT_EQ(labels.size(0), 10);
+  EXPECT_GT(labels.sum().item<std::int64_t>(), 0);
+  EXPECT_LT(labels.sum().item<std::int64_t>(), 10);
+  EXPECT_TRUE(app::load_data(config).train.labels.equal(labels));
+}
 
 TEST_F(PictureSets, OfAnyProportionsTrainEvaluateAndPredict) {
   write_picture_set(folder_ / "set", {"img10", "img2"}, 9);

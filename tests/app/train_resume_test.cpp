@@ -160,7 +160,7 @@ TEST_F(Training, PicturesResumeInMidEpochWithOtherWorkersAndCaches) {
                                             name + scale,
                                             "data.dir=set",
                                             "train.device=cpu",
-                                            "train.threads=1",
+                                            "train.threads=" + test_threads(),
                                             "data.folder_height=12",
                                             "data.folder_width=20",
                                             "model.dim=16",
@@ -263,7 +263,8 @@ TEST_F(Training, ResumeRefusesWhatWouldChangeTheUpdates) {
   expect_error(run({"train", "--resume=run", "optim.lr=0.5"}), 2, {"optim.lr", "resumed"});
   expect_error(run({"train", "--resume=nowhere"}), 1, {"nowhere"});
   // a run that exists is not overwritten unless asked
-  expect_error(run({"train", "-c", config("smoke.yaml"), "-o", "run", "train.device=cpu"}), 1, {"run", "--overwrite"});
+  expect_error(run({"train", "-c", config("smoke.yaml"), "-o", "run", "train.device=cpu"}), 1,
+               {"run", "--overwrite"});
   EXPECT_EQ(run(small("run", {"--overwrite", "train.epochs=1"})).code, 0);
 }
 

@@ -29,7 +29,7 @@ class Start : public ProgramTest {
                                           config("image_folder.yaml"),
                                           "data.dir=" + dir,
                                           "train.device=cpu",
-                                          "train.threads=1",
+                                          "train.threads=" + test_threads(),
                                           "data.folder_height=8",
                                           "data.folder_width=8",
                                           "model.dim=16",
@@ -335,11 +335,12 @@ TEST_F(Start, PredictionSeesAPictureAsTrainingDid) {
 
 TEST_F(Start, OtherThreadsAreSaid) {
   ASSERT_EQ(run(small("run", {"--stop-after", "1"})).code, 0);
-  const Outcome o = run({"train", "--resume=run", "train.threads=2", "--stop-after", "1.2"});
+  const Outcome o = run({"train", "--resume=run", "train.threads=4", "--stop-after", "1.2"});
   EXPECT_EQ(o.code, 0);
-  EXPECT_NE(o.err.find("train.threads = 2 (was 1): results may differ"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("train.threads = 4 (was " + test_threads() + "): results may differ"), std::string::npos)
+      << o.err;
   EXPECT_EQ(app::read_safetensors(folder_ / "run" / "checkpoints" / "last.safetensors").metadata.at("axial.threads"),
-            "2");
+            "4");
 }
 
 }  // namespace

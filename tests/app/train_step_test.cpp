@@ -84,6 +84,9 @@ TEST(EpochLine, TellsTheEpochsTimeFromTheRuns) {
   report.seconds = 84;
   const std::string line = report.line(9, false);
   EXPECT_NE(line.find("; 1000 images/s, epoch 12 s, run 1:24"), std::string::npos) << line;
+  report.val_loss = report.val_top1 = report.best_top1 = 0.5;
+  EXPECT_NE(report.line(9, true).find("(best 50.00 %)"), std::string::npos);
+  EXPECT_NE(report.line(9, true, true).find("(best by loss 50.00 %)"), std::string::npos);
   EXPECT_EQ(app::duration(0.04), "0.0 s");
   EXPECT_EQ(app::duration(0.26), "0.3 s");
   EXPECT_EQ(app::duration(9.94), "9.9 s");

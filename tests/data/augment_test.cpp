@@ -6,6 +6,7 @@
 
 #include "data/random.h"
 #include "support.h"
+#include "threads.h"
 
 namespace axial::data::test {
 namespace {
@@ -221,6 +222,26 @@ TEST(Augment, BothPathsFollowTheDefinition) {
   }
   const at::Tensor plain = pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), kCount, {});
   EXPECT_TRUE(at::equal(plain, pixels_composed(set.images, table, samples, {})));
+}
+
+TEST(Augment, ThreadsShareImages) {
+  constexpr std::int64_t kSize = 64, kPixels = kChannels * kSize * kSize;
+  const std::int64_t count = images_for_threads(kPixels);
+  Dataset set = noisy();
+  set.images = set.images.flatten().repeat({10}).narrow(0, 0, kPixels).repeat({count, 1});
+  set.images = set.images.view({count, kChannels, kSize, kSize});
+  const at::Tensor samples = at::arange(count, at::kLong);
+  const at::Tensor table = normalisation_table(set.mean, set.std, at::kFloat);
+  std::vector<PixelMap> maps;
+  for (std::int64_t i = 0; i < count; ++i) {
+    maps.push_back(draw_map({.pad_crop = 8, .flip = true, .erase = 0.6}, 123, i, kSize, kSize));
+  }
+  for (const std::vector<PixelMap>& some : {maps, std::vector<PixelMap>()}) {
+    const auto pixels = [&] {
+      return pixels_on_cpu(set.images, table, samples.const_data_ptr<std::int64_t>(), count, some);
+    };
+    EXPECT_TRUE(at::equal(on_threads(3, pixels), on_threads(1, pixels)));
+  }
 }
 
 TEST(Augment, SamePixelsOnTheGpu) {

@@ -10,6 +10,7 @@
 #include "data/augment.h"
 #include "data/random.h"
 #include "support.h"
+#include "threads.h"
 
 namespace axial::data::test {
 namespace {
@@ -190,6 +191,19 @@ TEST(Mix, ComposedOperationsGiveTheSameBits) {
     EXPECT_FALSE(at::equal(mixed, pixels));
     EXPECT_TRUE(at::equal(mixed, mix_composed(pixels, rows))) << c10::toString(type);
   }
+}
+
+TEST(Mix, ThreadsShareImages) {
+  constexpr std::int64_t kSize = 64, kPixels = 3 * kSize * kSize;
+  const std::int64_t count = images_for_threads(kPixels);
+  const at::Tensor pixels = at::linspace(-2, 2, count * kPixels).view({count, 3, kSize, kSize});
+  std::vector<Mix> mixes;
+  for (std::int64_t i = 0; i < count; ++i) {
+    mixes.push_back(draw_mix({.mixup = 0.8, .cutmix = 1, .mix_probability = 0.8}, 4, i, kSize, kSize));
+    mixes.back().partner = count - 1 - i;
+  }
+  const auto mixed = [&] { return mix_on_cpu(pixels, mixes); };
+  EXPECT_TRUE(at::equal(on_threads(3, mixed), on_threads(1, mixed)));
 }
 
 TEST(Mix, DependsOnSeedEpochAndBatchOnly) {

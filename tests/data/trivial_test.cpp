@@ -12,6 +12,7 @@
 #include "data/mix.h"
 #include "data/random.h"
 #include "support.h"
+#include "threads.h"
 
 namespace axial::data::test {
 namespace {
@@ -242,6 +243,17 @@ TEST(Trivial, ComesBeforeTheOthersAndLeavesTheirDrawsAlone) {
   options.mean.assign(17, 0);
   options.std.assign(17, 1);
   expect_parts(error_of([&] { Batches(set, options, at::kCPU, at::kFloat); }), {"17 channels", "16"});
+}
+
+TEST(Trivial, ThreadsShareImages) {
+  const std::int64_t count = images_for_threads(3 * 40 * 40);
+  const at::Tensor images = pictures(8, 3, 40, 40), samples = at::arange(count, at::kLong).remainder(7);
+  at::Tensor rows = at::empty({count, kernels::kTrivialColumns}, at::kLong);
+  for (std::int64_t i = 0; i < count; ++i) {
+    trivial_row(static_cast<int>(i / 2 % kTrivialOps), 20, i % 2, 40, 40, rows[i].mutable_data_ptr<std::int64_t>());
+  }
+  const auto made = [&] { return trivial_images(images, samples, rows); };
+  EXPECT_TRUE(at::equal(on_threads(3, made), on_threads(1, made)));
 }
 
 TEST(Trivial, SameBytesOnTheGpu) {

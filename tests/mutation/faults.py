@@ -416,6 +416,12 @@ DATA = [
             "const double kept = share;",
             "data_tests:Mix.*",
         ),
+        (
+            "a thread leaves out the first of its images",
+            "for (std::int64_t i = begin; i < end; ++i) {\n        const Mix& mix",
+            "for (std::int64_t i = begin + (begin > 0); i < end; ++i) {\n        const Mix& mix",
+            "data_tests:Mix.*",
+        ),
     ),
     *faults(
         "data/list.cpp",
