@@ -34,8 +34,9 @@ struct Record {
   std::vector<std::string> fields;
 };
 
-// Records that end with a line end; what a killed writer left behind the last one is dropped.
-std::vector<Record> parse(const std::string& text) {
+// Records. What a killed writer left of a last one is dropped; a whole one whose line end an editor took away is not.
+// unclosed: the fields of a record in which a quotation mark took in all lines to the end; none: there is none.
+std::vector<Record> parse(const std::string& text, std::vector<std::string>& unclosed) {
   std::vector<Record> records;
   Record record;
   std::string field;
@@ -57,6 +58,15 @@ std::vector<Record> parse(const std::string& text) {
       field += c;
     }
   }
+  if (quoted && record.raw.find('\n') != std::string::npos) {
+    unclosed = record.fields;
+    unclosed.push_back(field);
+  } else if (!quoted && !record.raw.empty() && !records.empty() &&
+      record.fields.size() + 1 == records[0].fields.size() && !field.empty()) {
+    record.fields.push_back(field);
+    record.raw += '\n';
+    records.push_back(std::move(record));
+  }
   return records;
 }
 
@@ -70,13 +80,24 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
   if (!stream) return "";
   const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
   if (stream.bad()) fail("cannot be read");
-  const std::vector<Record> records = parse(text);
+  std::vector<std::string> unclosed;
+  const std::vector<Record> records = parse(text, unclosed);
   if (records.empty()) return "";
   if (records[0].fields != columns) {
     std::string found = records[0].raw, expected = join(columns);
     found.pop_back();
     expected.pop_back();
     fail("expected the columns " + expected + ", found " + found + "; move the file away to start a new one");
+  }
+
+  if (!unclosed.empty()) {  // no harm where it began behind what is kept
+    std::int64_t position = 0;
+    const std::string& number = unclosed[0];
+    const auto result = std::from_chars(number.data(), number.data() + number.size(), position);
+    if (unclosed.size() < 2 || result.ec != std::errc() || position < resume_at) {
+      fail("row " + std::to_string(records.size() + 1) +
+           ": a quotation mark is not closed; take it out, or move the file away to start a new one");
+    }
   }
 
   std::string kept;

@@ -1,11 +1,14 @@
 #include "app/train/initial.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+
+#include "app/config/load.h"
 
 #include "app/counted.h"
 
@@ -55,18 +58,40 @@ struct Weights {
   std::string prefix;  // of their names
   bool averaged = false;
   std::vector<std::string> classes;
+  std::optional<Config> config;  // of their model, where the file says it
 };
+
+// What fits by its shapes and yet is another function.
+void check_meaning(const Config& there, const Config& here, const std::filesystem::path& path) {
+  const std::string tail = "; weights of that model mean something else here (" + path.string() + ")";
+  std::vector<std::string> changed = differing_keys(there, here);
+  std::erase_if(changed, [&](const std::string& key) {
+    if (key == "model.rotary_base") return !there.model.rotary || !here.model.rotary;
+    return key != "model.heads" && key != "model.first_axis" && key != "model.rotary" &&
+           key != "model.stem_activation" && key != "model.stem_stride";
+  });
+  if (!changed.empty())
+    throw CheckpointError("train.init_from: " + describe_changes(changed, there, here) + tail);
+  const auto &a = there.model.depth, &b = here.model.depth;
+  if (a.size() != b.size() || !std::equal(a.begin(), a.end() - 1, b.begin())) {
+    throw CheckpointError("train.init_from: " + describe_changes({"model.depth"}, there, here) +
+                          "; of several stages only the last one's may change (" + path.string() + ")");
+  }
+}
 
 Weights weights_in(const SafetensorsFile& file, const std::filesystem::path& path) {
   const auto exported = file.metadata.find("axial.weights");
   if (exported == file.metadata.end()) {
     const CheckpointInfo info = checkpoint_info(file, path);
-    return {info.has_ema ? "ema." : "model.", info.has_ema, info.spec.classes};
+    return {info.has_ema ? "ema." : "model.", info.has_ema, info.spec.classes, info.config};
   }
-  const auto classes = file.metadata.find("axial.classes");
+  const auto classes = file.metadata.find("axial.classes"), config = file.metadata.find("axial.config");
   try {
     if (classes == file.metadata.end()) throw std::runtime_error("there is no axial.classes");
-    return {"", exported->second == "ema", nlohmann::json::parse(classes->second).get<std::vector<std::string>>()};
+    return {"", exported->second == "ema", nlohmann::json::parse(classes->second).get<std::vector<std::string>>(),
+            config == file.metadata.end()
+                ? std::nullopt
+                : std::optional(parse_config(config->second, path.string() + ": configuration"))};
   } catch (const std::exception& e) {
     throw CheckpointError(path.string() + ": the metadata is damaged: " + e.what());
   }
@@ -74,10 +99,12 @@ Weights weights_in(const SafetensorsFile& file, const std::filesystem::path& pat
 
 }  // namespace
 
-std::string load_initial(const std::filesystem::path& from, const ImageSpec& spec, const NamedTensors& model) {
+std::string load_initial(const std::filesystem::path& from, const Config& config, const ImageSpec& spec,
+                         const NamedTensors& model) {
   const std::filesystem::path path = resolve_checkpoint(from);
   const SafetensorsFile file = read_safetensors(path);
   const Weights weights = weights_in(file, path);
+  if (weights.config) check_meaning(*weights.config, config, path);
   const std::string& prefix = weights.prefix;
   const bool same_classes = weights.classes == spec.classes;
 
@@ -110,6 +137,7 @@ std::string load_initial(const std::filesystem::path& from, const ImageSpec& spe
       }
       tables.push_back(name);
     }
+    check_finite(path, name, value);
     copies.emplace_back(tensor, value);
   }
   for (const auto& entry : file.tensors) {

@@ -327,6 +327,11 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
                         ": a folder without checkpoints/best.safetensors or checkpoints/last.safetensors");
 }
 
+void check_finite(const std::filesystem::path& path, const std::string& name, const at::Tensor& value) {
+  if (!at::isFloatingType(value.scalar_type()) || at::isfinite(value).all().item<bool>()) return;
+  throw CheckpointError(path.string() + ": " + name + " holds a value that is not finite; a model with it answers nothing");
+}
+
 LoadedModel load_model(const std::filesystem::path& given, const std::string& device_name,
                        const std::vector<std::string>& overrides) {
   const auto path = resolve_checkpoint(given);
@@ -351,7 +356,9 @@ LoadedModel load_model(const std::filesystem::path& given, const std::string& de
   configure_libtorch(loaded.info.config.train);
   loaded.device = select_device(loaded.info.config.train.device, device_name.empty() ? "train.device=" : "--device ");
   loaded.model = std::make_shared<AxialClassifierImpl>(classifier_options(loaded.info.config, loaded.info.spec));
-  load_into(file, path, loaded.info.has_ema ? "ema." : "model.", named_tensors(*loaded.model));
+  const NamedTensors tensors = named_tensors(*loaded.model);
+  load_into(file, path, loaded.info.has_ema ? "ema." : "model.", tensors);
+  for (const auto& [name, tensor] : tensors) check_finite(path, name, tensor);
   loaded.model->to(loaded.device);
   loaded.model->eval();
   loaded.views = views_of(loaded.info.config.train.eval_tta);

@@ -121,6 +121,9 @@ CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesyste
 void restore(TrainingState& state, const SafetensorsFile& file, const CheckpointInfo& info,
              const std::filesystem::path& path);
 
+// Throws CheckpointError where a weight is not a finite number.
+void check_finite(const std::filesystem::path& path, const std::string& name, const at::Tensor& value);
+
 // A model for evaluation: the averaged weights where the checkpoint has them.
 struct LoadedModel {
   CheckpointInfo info;

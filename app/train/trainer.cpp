@@ -67,7 +67,7 @@ Trainer::Trainer(const TrainRequest& request)
     unsaved_ = false;
   } else if (!config_.train.init_from.empty()) {
     try {
-      initial_ = load_initial(config_.train.init_from, spec_, state_.tensors);
+      initial_ = load_initial(config_.train.init_from, config_, spec_, state_.tensors);
     } catch (const CheckpointError& e) {
       throw CheckpointError(std::string("train.init_from: ") + e.what());
     }

@@ -41,6 +41,8 @@ TEST(MetricsCsv, AResumedFileReadsAsIfItHadNeverStopped) {
     csv.append({"30", "again"});
     EXPECT_EQ(get(path), start + "30,again\n");
   }
+  put(path, "step,note\n10,a\n20,b");  // an editor took the last line end away
+  EXPECT_EQ((MetricsCsv(path, {"step", "note"}, 30), get(path)), "step,note\n10,a\n20,b\n");
   for (const std::string nothing : {"", "ste"}) {
     put(path, nothing);
     MetricsCsv csv(path, {"step", "note"}, 30);
@@ -67,6 +69,10 @@ TEST(MetricsCsv, WhatCannotBeResumedIsNamedAndKept) {
             ": expected the columns step,note, found step,loss; move the file away to start a new one");
   EXPECT_EQ(error_of("step,note\n1,2\n1\n"), ": row 3: expected 2 values, found 1");
   EXPECT_EQ(error_of("step,note\n1.5,2\n"), ": row 2: expected an integer as step, found '1.5'");
+  for (const char* stray : {"step,note\n1,a\n\"2,b\n3,c\n", "step,note\n1,a\n2,b\"\n3,c\n"}) {
+    EXPECT_EQ(error_of(stray),
+              ": row 3: a quotation mark is not closed; take it out, or move the file away to start a new one");
+  }
   fs::remove(path);
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   const std::string error = message_of<RunError>([&] { MetricsCsv(path, {"step", "note"}, 30); });

@@ -211,6 +211,12 @@ TEST_F(Running, AnotherRunsWeightsAreTakenByName) {
   expect_error(started("wider", {"model.dim=[32,32]"}), 1,
                {"train.init_from", "row_pos is [10, 1, 16] there and [10, 1, 32] here"});
   EXPECT_FALSE(fs::exists(folder_ / "wider"));
+  // What fits by its shapes alone.
+  expect_error(started("other", {"model.first_axis=height"}), 1, {"model.first_axis is width, not height", "init_from"});
+  expect_error(started("other", {"model.stem_activation=gelu"}), 1, {"model.stem_activation is relu, not gelu"});
+  expect_error(started("other", {"model.depth=[2,1]"}), 1,
+               {"model.depth is [1, 1], not [2, 1]", "only the last one's may change"});
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
   expect_error(run(small("none", {"train.init_from=nowhere"})), 1,
                {"error: train.init_from: ", "/nowhere: no such file or folder"});
   // A resumed run goes on with its own weights, wherever the first ones have gone.
@@ -246,6 +252,12 @@ TEST_F(Running, TablesAreInterpolatedWhereTheyMeanTheSame) {
   const at::Tensor by_key = larger.tensors.at("model.blocks.0.attention.col_relative_k");
   EXPECT_EQ(by_key.sizes(), at::IntArrayRef({39, 8}));
   EXPECT_TRUE(at::allclose(by_key.select(1, 3), at::arange(-19, 20, at::kFloat) / 19, 0, 1e-6)) << by_key;
+  rows = at::full({10, 1, 16}, NAN);
+  app::write_safetensors(folder_ / "nan.safetensors", file);
+  for (const auto& arguments : {small("no", {"model.position_sensitive=true", "train.init_from=nan.safetensors"}),
+                                {"eval", "nan.safetensors"}, {"predict", "nan.safetensors", "0"}}) {
+    expect_error(run(arguments), 1, {"nan.safetensors: ", "row_pos holds a value that is not finite"});
+  }
 }
 
 TEST_F(Running, WhatIsFrozenStays) {
