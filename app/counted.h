@@ -8,7 +8,7 @@ namespace axial::app {
 
 inline std::string counted(std::integral auto count, const std::string& noun) {
   const auto ends = [&](const char* tail) { return noun.ends_with(tail); };
-  const char* const plural = count == 1 ? "" : ends("ch") || ends("s") || ends("x") ? "es" : "s";
+  const char* const plural = count == 1 ? "" : ends("tch") || ends("s") || ends("x") ? "es" : "s";
   return std::to_string(count) + " " + noun + plural;
 }
 

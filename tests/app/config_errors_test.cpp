@@ -44,7 +44,7 @@ TEST(ConfigErrors, Case21UnknownKeysNameTheNearest) {
     EXPECT_HAS(override_error(far), "unknown key; axial config --keys lists all of them");
   EXPECT_HAS(override_error("model.dpth=3"), "did you mean model.depth?");
   EXPECT_HAS(override_error("dpth=3"), "did you mean model.depth?");
-  EXPECT_HAS(override_error("data.epoch=3"), "did you mean train.epochs?");
+  EXPECT_HAS(override_error("data.pochs=3"), "did you mean train.epochs?");
   EXPECT_HAS(override_error("model.use_rop=true"), "did you mean model.rotary?");
   for (const char* elsewhere : {"mixup=0.5", "model.mixup=0.5", "Mixup=0.5"}) {
     const std::string path = std::string(elsewhere).substr(0, std::string(elsewhere).find('='));

@@ -213,7 +213,7 @@ TEST_F(Start, DryRunSeesWhatTheRunWouldMeet) {
 
 TEST_F(Start, WhatIsReplacedAndWhatIsNotTrainedIsSaid) {
   const auto has = [](const Outcome& o, const char* text) { return o.err.find(text) != std::string::npos; };
-  const char* const replaces = "info: --overwrite: it replaces the run that was there\n";
+  const char* const replaces = "] --overwrite: it replaces the run that was there\n";
   const Outcome fresh = run(small("run", {"--stop-after", "1", "--overwrite"}));
   ASSERT_EQ(fresh.code, 0) << fresh.err;
   EXPECT_FALSE(has(fresh, replaces)) << "there was none: " << fresh.err;

@@ -95,6 +95,7 @@ TEST(EpochLine, TellsTheEpochsTimeFromTheRuns) {
 
 TEST(Counted, OneIsNotMany) {
   EXPECT_EQ(app::counted(1, "epoch"), "1 epoch");
+  EXPECT_EQ(app::counted(2, "epoch"), "2 epochs");
   EXPECT_EQ(app::counted(0, "update"), "0 updates");
   EXPECT_EQ(app::counted(1, "batch"), "1 batch");
   EXPECT_EQ(app::counted(std::size_t{2}, "batch"), "2 batches");

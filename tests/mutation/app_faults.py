@@ -186,8 +186,8 @@ CONFIG = [
         ),
         (
             "a number that float32 does not hold passes",
-            "value != 0 && value < double{std::numeric_limits<float>::min()}",
-            "value < 0",
+            "value == 0 || value >= double{std::numeric_limits<float>::min()}",
+            "value >= 0",
             "app_tests:ConfigErrors.*",
         ),
     ),
@@ -197,6 +197,12 @@ CONFIG = [
             "anything is a misspelling of something",
             "return 3 * changes <= std::max",
             "return changes <= 3 * std::max",
+            "app_tests:ConfigErrors.*",
+        ),
+        (
+            "a short word's neighbour in another section is meant",
+            "return 6 * changes <= std::max",
+            "return 3 * changes <= std::max",
             "app_tests:ConfigErrors.*",
         ),
     ),
