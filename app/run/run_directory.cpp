@@ -127,7 +127,7 @@ std::string others_in(const fs::path& path) {
   std::error_code error;
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    const std::string name = it->path().filename().string();
+    std::string name = it->path().filename().string();
     if (name.starts_with(".") || name == "checkpoints") continue;
     if (it->is_directory(ignored)) return name + "/";
     std::string extension = it->path().extension().string();
