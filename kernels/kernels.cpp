@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <limits>
+#include <utility>
 
 #include "kernels/validate.h"
 
@@ -176,6 +177,24 @@ Status check_pass_extents(const PassProblem& problem) {
   if (problem.lines.length < 0 || !(problem.eps >= 0)) {
     return failure(Code::kInvalid, "fused pass: length %lld, eps %g; both are 0 or more",
                    static_cast<long long>(problem.lines.length), problem.eps);
+  }
+  for (const auto& [what, p] :
+       {std::pair("dropout", problem.dropout.p), std::pair("projection dropout", problem.projection.p)}) {
+    if (!(p >= 0 && p < 1)) return failure(Code::kInvalid, "fused pass: %s p is %g; it lies in [0, 1)", what, p);
+  }
+  if (problem.rotary != nullptr && problem.heads > 0 && problem.dim / problem.heads % 2 != 0) {
+    return failure(Code::kInvalid, "fused pass: a rotary embedding turns pairs of channels; a head has %lld",
+                   static_cast<long long>(problem.dim / problem.heads));
+  }
+  return {};
+}
+
+Status check_pass_random(const PassProblem& problem) {
+  for (const auto& [what, dropout] :
+       {std::pair("dropout", &problem.dropout), std::pair("projection dropout", &problem.projection)}) {
+    if (dropout->p > 0 && dropout->rng == nullptr) {
+      return failure(Code::kInvalid, "fused pass: %s p is %g, but rng is null", what, dropout->p);
+    }
   }
   return {};
 }

@@ -2,11 +2,12 @@
 // and the residual; x is read once and y written once. The backward recomputes everything from x.
 //
 //   x_hat = (x - mean) / sqrt(var + eps)                 z = norm_weight o x_hat + norm_bias
-//   Q, K, V = z W_qkv^T + b_qkv                          O = attention(Q, K, V)        (kernels.h)
-//   y     = x + s_b (O W_out^T + b_out)
+//   Q, K, V = z W_qkv^T + b_qkv                          O = attention(R Q, R K, V)    (kernels.h)
+//   y     = x + s_b drop(O W_out^T + b_out)
 //
-// (LayerNorm: Ba et al. 2016, eq. 4; multi-head attention: Vaswani et al. 2017, section 3.2.2; stochastic depth:
-// Huang et al. 2016.) The contract of kernels.h holds here too. What no kernel covers is kUnsupported.
+// (LayerNorm: Ba et al. 2016, eq. 4; multi-head attention: Vaswani et al. 2017, section 3.2.2; R, a rotary position
+// embedding: Su et al. 2021, eq. 34; stochastic depth: Huang et al. 2016.) The contract of kernels.h holds here too.
+// What no kernel covers is kUnsupported.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -46,6 +47,14 @@ struct PassProblem {
   double eps = 1e-5;
   bool causal = false;
   Dropout dropout;  // on the probabilities
+  // drop: on the branch's output, a draw for each channel of each token, as features.h draws them. first_line is the
+  // number of the first token; a step along an outer extent or the line adds these to it.
+  Dropout projection;
+  std::int64_t projection_outer[kMaxOuter] = {0, 0, 0};
+  std::int64_t projection_token = 0;
+  // R: cosine and sine of the angle by which channels 2i and 2i + 1 of each head turn at a position, [L, d/2, 2] of
+  // float32 (of float64 where dtype is), aligned to a pair; optional.
+  const void* rotary = nullptr;
   PassWeights weights;
   ConstTokens x;
   const float* sample_scale = nullptr;  // s_b[outer0], optional
@@ -75,7 +84,8 @@ Status choose_pass(const PassProblem& problem, KernelChoice* choice);
 
 // The weights as the kernels read them: norm_weight, norm_bias and the scale of the scores folded into the
 // projections, rounded to the problem's type, swizzled. The buffer is aligned to 16 bytes; it serves the forward and
-// the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal.
+// the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal, with a rotary embedding or
+// without.
 std::size_t packed_bytes(const PassProblem& problem);
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream);
 // The same for several problems, in one launch for each run of problems of one width, heads and type.

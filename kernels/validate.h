@@ -23,8 +23,9 @@ Status validate(const AttentionProblem& problem, const AttentionOutput& output);
 // The above, and what the backward reads. Any gradient may be null (not wanted).
 Status validate(const AttentionProblem& problem, const AttentionGradients& gradients);
 Status validate(const Lines& lines, std::int64_t heads, const Dropout& dropout, const std::uint8_t* keep);
-// Of both fused passes: extents and eps.
+// Of both fused passes: extents, eps, rates and the rotary embedding; that what is drawn has its random state.
 Status check_pass_extents(const PassProblem& problem);
+Status check_pass_random(const PassProblem& problem);
 Status check_loss(const LossProblem& problem, const LossOutput& output);
 Status check_update(const UpdateRules& rules, const UpdateState& state);
 Status validate_workspace(const void* workspace, std::size_t bytes, std::size_t needed);

@@ -116,9 +116,8 @@ PassGroup pass_group(const PassProblem& problem, const PassPlan& plan, std::int6
 Status check_pass(const PassProblem& problem) {
   const Status status = check_pass_extents(problem);
   if (!status.ok()) return status;
-  if (!(problem.dropout.p >= 0 && problem.dropout.p < 1)) {
-    return failure(Code::kInvalid, "fused pass: dropout p is %g; it lies in [0, 1)", problem.dropout.p);
-  }
+  if (problem.rotary != nullptr) return unsupported(problem, "there is no rotary embedding");
+  if (problem.projection.p > 0) return unsupported(problem, "there is no dropout on the branch's output");
   if (problem.heads < 1 || problem.dim < 1 || problem.dim % problem.heads != 0) {
     return unsupported(problem, "the heads must divide D");
   }
@@ -147,9 +146,7 @@ Status check_inputs(const PassProblem& problem, const PassWeightsOf<T>& w) {
         std::pair("the weight out_bias", w.out_bias)}) {
     if (pointer == nullptr) return null_tensor(what);
   }
-  if (problem.dropout.p > 0 && problem.dropout.rng == nullptr) {
-    return failure(Code::kInvalid, "fused pass: dropout p is %g, but rng is null", problem.dropout.p);
-  }
+  if (Status status = check_pass_random(problem); !status.ok()) return status;
   return problem.x.data == nullptr ? null_tensor("x") : Status{};
 }
 

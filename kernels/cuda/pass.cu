@@ -71,6 +71,9 @@ struct Direction {
 };
 Direction direction_of(const PassProblem& problem, const CardLimits& card, const Status& wgmma,
                        const LinePlan& lines) {
+  if (problem.rotary != nullptr || problem.projection.p > 0) {
+    return {Family::kNone, unsupported(problem, "there is no rotary embedding and no dropout on the branch's output")};
+  }
   if (wgmma.ok()) return {Family::kWgmma, {}};
   if (!lines.found || problem.lines.count() > kMaxLines) return {Family::kNone, wgmma};
   if (!problem.portable && lines.tiles > kLineRounds * card.multiprocessors) {
@@ -98,13 +101,7 @@ Status check_tokens(const PassProblem& problem, const void* data, const std::int
 
 Status check_extents(const PassProblem& problem) {
   const Status status = check_pass_extents(problem);
-  if (!status.ok()) return status;
-  if (!(problem.dropout.p >= 0 && problem.dropout.p < 1) ||
-      (problem.dropout.p > 0 && problem.dropout.rng == nullptr)) {
-    return failure(Code::kInvalid, "fused pass: dropout p is %g with%s rng; p lies in [0, 1) and needs one",
-                   problem.dropout.p, problem.dropout.rng == nullptr ? "out" : "");
-  }
-  return {};
+  return status.ok() ? check_pass_random(problem) : status;
 }
 
 Status check_weights(const PassWeights& w) {
