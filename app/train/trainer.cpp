@@ -132,9 +132,13 @@ void Trainer::copy_best() {
 }
 
 void Trainer::log_header() const {
-  std::int64_t parameters = 0;
-  for (const auto& p : state_.model->parameters()) parameters += p.numel();
-  log_run_header({config_, spec_, parameters, state_.model->grid(), device_, sets_, per_epoch_, updates_per_epoch_});
+  std::int64_t parameters = 0, trained = 0;
+  for (const auto& p : state_.model->parameters()) {
+    parameters += p.numel();
+    if (p.requires_grad()) trained += p.numel();
+  }
+  log_run_header(
+      {config_, spec_, parameters, trained, state_.model->grid(), device_, sets_, per_epoch_, updates_per_epoch_});
 }
 
 TrainResult Trainer::run() {
