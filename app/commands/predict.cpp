@@ -13,6 +13,7 @@
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/prediction_writer.h"
+#include "app/results/predictions.h"
 #include "app/results/test_images.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
@@ -109,14 +110,19 @@ class Predictor {
 
   void answer(const std::vector<std::string>& names, const at::Tensor& pixels) {
     const at::ScalarType type = compute_type(model_.info.config.train.precision);
-    const at::Tensor logits = logits_of(*model_.model, pixels.to(model_.device, type), model_.views);
-    const auto [values, indices] = logits.to(at::kFloat).softmax(1).cpu().topk(top_, 1);
+    const at::Tensor logits =
+        logits_of(*model_.model, pixels.to(model_.device, type), model_.views).to(at::kCPU, at::kFloat);
+    const auto [values, indices] = logits.softmax(1).topk(top_, 1);
     for (std::size_t i = 0; i < names.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      if (first_not_finite(logits.narrow(0, at, 1)) == 0) {
+        fail(names[i] + ": " + kOverflow);
+        continue;
+      }
       std::vector<RankedClass> classes;
       for (std::int64_t k = 0; k < top_; ++k) {
-        const auto row = static_cast<std::int64_t>(i);
-        classes.push_back({spec_.classes[static_cast<std::size_t>(indices[row][k].item<std::int64_t>())],
-                           values[row][k].item<double>()});
+        classes.push_back({spec_.classes[static_cast<std::size_t>(indices[at][k].item<std::int64_t>())],
+                           values[at][k].item<double>()});
       }
       writer_.write(names[i], classes);
     }

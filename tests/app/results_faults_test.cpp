@@ -1,0 +1,63 @@
+// What the commands that look at results say of a model, a file or an input that is not as it should be.
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include "app/checkpoint/safetensors.h"
+#include "tests/app/program.h"
+
+namespace axial::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class ResultFaults : public ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    const Outcome o = run(small("run", {"train.epochs=1", "train.ema_decay=0"}));
+    ASSERT_EQ(o.code, 0) << o.err;
+  }
+  // With what a shell does to the program's standard streams.
+  Outcome shell(const std::string& arguments) {
+    const std::string command = "cd '" + folder_.string() + "' && '" AXIAL_PROGRAM "' " + arguments + " 2> shell-err";
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), "", read_file(folder_ / "shell-err")};
+  }
+  app::SafetensorsFile best() { return app::read_safetensors(folder_ / "run" / "checkpoints" / "best.safetensors"); }
+};
+
+// Finite weights whose products are not: no loss, no class and no map are told.
+TEST_F(ResultFaults, AnAnswerThatIsNotFiniteIsNone) {
+  app::SafetensorsFile file = best();
+  for (auto& [name, tensor] : file.tensors) tensor = tensor.clone();
+  file.tensors.at("model.norm.bias").fill_(3e38);
+  file.tensors.at("model.head.weight").fill_(3e38);
+  app::write_safetensors(folder_ / "large.safetensors", file);
+  const std::string what =
+      "the model's answer is not finite: its weights are numbers that its arithmetic overflows with";
+  Outcome o = run({"eval", "large.safetensors", "data.eval_batch_size=16", "--json", "scores.json"});
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_EQ(o.out, "");
+  EXPECT_NE(o.err.find("large.safetensors: the loss is not finite, from test image 0 on (batch 1 of 4): " + what),
+            std::string::npos)
+      << o.err;
+  EXPECT_FALSE(fs::exists(folder_ / "scores.json"));
+  expect_error(run({"predict", "large.safetensors", "5"}), 1, {"5: " + what});
+  expect_error(run({"explain", "large.safetensors", "5", "-o", "map.png"}), 1, {"5: " + what});
+  EXPECT_FALSE(fs::exists(folder_ / "map.png"));
+  fs::copy_file(folder_ / "large.safetensors", folder_ / "run" / "checkpoints" / "best.safetensors",
+                fs::copy_options::overwrite_existing);
+  o = run({"report", "run", "-o", "page.html"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("run is not evaluated: run/checkpoints/best.safetensors: the loss is not finite"),
+            std::string::npos)
+      << o.err;
+}
+
+}  // namespace
+}  // namespace axial::test
