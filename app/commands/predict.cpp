@@ -156,6 +156,7 @@ bool next_line(std::istream& in, std::string& line) {
 
 void add_from_standard_input(Predictor& predictor) {
   std::size_t number = 0;
+  bool any = false;
   for (std::string line; next_line(std::cin, line) || !line.empty();) {
     number += 1;
     if (line.size() == kLongestPath) {
@@ -165,12 +166,18 @@ void add_from_standard_input(Predictor& predictor) {
     }
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.find('\0') != std::string::npos) {
+      any = true;
       predictor.fail("standard input, line " + std::to_string(number) + ": holds a zero byte, expected a path");
     } else if (!line.empty()) {
+      any = true;
       predictor.add(line);
     }
   }
-  if (std::ferror(stdin) != 0) predictor.fail(std::string("standard input: cannot be read: ") + std::strerror(errno));
+  if (std::ferror(stdin) != 0) {
+    predictor.fail(std::string("standard input: cannot be read: ") + std::strerror(errno));
+  } else if (!any) {
+    predictor.fail("standard input: is empty, expected paths of pictures, one a line");
+  }
 }
 
 }  // namespace

@@ -59,5 +59,16 @@ TEST_F(ResultFaults, AnAnswerThatIsNotFiniteIsNone) {
       << o.err;
 }
 
+TEST_F(ResultFaults, AListThatIsEmptyIsSaid) {
+  std::ofstream(folder_ / "blank") << "\n\r\n\n";
+  for (const char* from : {"< /dev/null", "<&-", "< blank"}) {
+    const Outcome o = shell(std::string("predict run - ") + from + " > answers");
+    expect_error(o, 1, {"standard input: is empty, expected paths of pictures, one a line"});
+    EXPECT_EQ(read_file(folder_ / "answers"), "") << from;
+  }
+  EXPECT_EQ(shell("predict run 0 - < blank > answers").code, 1) << "the other input is answered";
+  EXPECT_EQ(lines_of(read_file(folder_ / "answers")), 1u);
+}
+
 }  // namespace
 }  // namespace axial::test
