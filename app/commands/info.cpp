@@ -12,6 +12,7 @@
 #include "app/config/load.h"
 #include "app/config/schema.h"
 #include "app/config/value.h"
+#include "app/config/suggest.h"
 #include "app/counted.h"
 #include "app/results/text.h"
 #include "app/train/best.h"
@@ -35,7 +36,9 @@ at::ScalarType parse_type(const std::string& text) {
   if (text == "float32" || text == "tf32") return at::kFloat;
   if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
   if (text == "float16" || text == "fp16") return at::kHalf;
-  throw ConfigError("command line: --kernel: dtype " + text + ": expected float64, float32, tf32, bfloat16 or float16");
+  throw ConfigError("command line: --kernel: dtype " + text +
+                    ": expected float64, float32, tf32, bfloat16 or float16" +
+                    meant_value(text, {"float64", "float32", "tf32", "bfloat16", "float16"}));
 }
 
 // Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...": of the layer, and of an MLP twice as wide.

@@ -6,6 +6,7 @@
 
 namespace axial::app {
 
+#include "app/config/suggest.h"
 namespace {
 
 constexpr double kMostEpochs = 1e6;  // train.epochs goes no further
@@ -20,7 +21,7 @@ std::string found(const std::string& expected, const std::string& text) {
 
 std::string check_device(const std::string& text) {
   const Rule& rule = std::get<Rule>(find_key("train.device")->limits.each);
-  return rule.accepts(text) ? "" : found(rule.text, text);
+  return rule.accepts(text) ? "" : found(rule.text, text) + meant_value(text, rule.names);
 }
 
 std::string check_epochs(const std::string& text) {

@@ -232,7 +232,7 @@ std::vector<Key> make_schema() {
       "passes over the training set", "epoch num_epochs max_epochs");
   add("train.seed", FIELD(train.seed), "0", any(), "",
       "of weights, order of samples, augmentation and dropout", "random_seed");
-  add("train.device", FIELD(train.device), "auto", {Rule{is_device, "auto, cpu, cuda or cuda:N"}}, "",
+  add("train.device", FIELD(train.device), "auto", {Rule{is_device, "auto, cpu, cuda or cuda:N", {"auto", "cpu", "cuda"}}}, "",
       "auto, cpu, cuda or cuda:N; auto takes a GPU where one is visible", "accelerator gpu gpus");
   add("train.precision", FIELD(train.precision), "float32", one_of({"float32", "tf32", "bfloat16", "float16"}), "",
       "arithmetic; weights stay float32", "dtype amp amp_dtype");

@@ -96,8 +96,6 @@ TEST(ConfigErrors, WrongTypes) {
   EXPECT_HAS(error_of("optim:\n  lr: ~\n  eps: 1e-8\n"), "x.yaml:2: optim.lr:");
   EXPECT_HAS(error_of("optim: {lr: [1, 2]}"), "found a list of 2");
   EXPECT_HAS(error_of("optim: {lr: {a: 1}}"), "found a map");
-  EXPECT_HAS(error_of("optim: {name: adam}"), "expected one of sgd, adamw, muon, found adam");
-  EXPECT_HAS(error_of("train: {device: gpu}"), "expected auto, cpu, cuda or cuda:N, found gpu");
   for (const char* device : {"cuda:", "cuda:01", "cuda:-1", "cuda:1x", "cuda:999", "CUDA"})
     EXPECT_HAS(error_of("train: {device: '" + std::string(device) + "'}"), "expected auto, cpu, cuda or cuda:N");
   EXPECT_HAS(error_of("train: {output: ''}"), "expected a folder");
@@ -116,6 +114,32 @@ TEST(ConfigErrors, WrongTypes) {
   EXPECT_HAS(override_error("optim.lr="), "command line: optim.lr: expected a number in [0, 1000], found no value");
   EXPECT_HAS(error_of("optim: {lr: !!float 1}"), "tags such as");
   EXPECT_LT(error_of("optim: {name: " + std::string(100000, 'x') + "}").size(), 300u);
+}
+
+TEST(ConfigErrors, WrongValuesNameTheNearest) {
+  EXPECT_EQ(error_of("train:\n  precision: bf16\n"),
+            "x.yaml:2: train.precision: expected one of float32, tf32, bfloat16, float16, found bf16; did you mean "
+            "bfloat16?");
+  EXPECT_HAS(error_of("optim: {name: adam}"), "expected one of sgd, adamw, muon, found adam; did you mean adamw?");
+  EXPECT_HAS(error_of("train: {device: gpu}"), "expected auto, cpu, cuda or cuda:N, found gpu; did you mean cuda?");
+  for (const auto& [written, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"train.device=gpu:1", "cuda:1"},
+                                                        {"train.device=cuda2", "cuda:2"},
+                                                        {"train.device=cuda:03", "cuda:3"},
+                                                        {"train.device=CPU", "cpu"},
+                                                        {"train.precision=BFloat16", "bfloat16"},
+                                                        {"train.precision=half", "float16"},
+                                                        {"data.dataset=fashion-mnist", "fashion_mnist"},
+                                                        {"data.dataset=cifar-10", "cifar10"},
+                                                        {"optim.schedule=cosin", "cosine"},
+                                                        {"train.eval_metric=accuracy", "top1"},
+                                                        {"train.tensorboard=True", "true"},
+                                                        {"train.tensorboard=off", "false"}}) {
+    EXPECT_HAS(override_error(written), "; did you mean " + meant + "?");
+  }
+  for (const char* far : {"optim.name=lamb", "data.dataset=imagenet", "train.tensorboard=maybe", "train.output="}) {
+    EXPECT_EQ(override_error(far).find("did you mean"), std::string::npos) << override_error(far);
+  }
 }
 
 // A value that is no YAML is a wrong value of its key.
