@@ -79,6 +79,7 @@ std::string describe(const Node& node) {
     case Node::Kind::kNull:
       return "no value";
     case Node::Kind::kScalar:
+      if (!node.quoted && node.text.empty()) return "nothing";  // data.dir= on a command line
       return node.quoted ? "the text \"" + excerpt(node.text) + "\"" : excerpt(node.text);
     case Node::Kind::kList:
       return "a list of " + std::to_string(node.items.size());

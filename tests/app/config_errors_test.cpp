@@ -116,6 +116,15 @@ TEST(ConfigErrors, WrongTypes) {
   EXPECT_LT(error_of("optim: {name: " + std::string(100000, 'x') + "}").size(), 300u);
 }
 
+// Where nothing stands it is not as if nothing had been asked.
+TEST(ConfigErrors, EmptyValuesAreWrongValues) {
+  EXPECT_EQ(override_error("train.precision="),
+            "command line: train.precision: expected one of float32, tf32, bfloat16, float16, found nothing");
+  EXPECT_EQ(override_error("train.output="), "command line: train.output: expected a folder, found nothing");
+  EXPECT_HAS(override_error("train.device="), "expected auto, cpu, cuda or cuda:N, found nothing");
+  EXPECT_EQ(load_config({}, {"data.dir="}).data.dir, "");
+}
+
 TEST(ConfigErrors, WrongValuesNameTheNearest) {
   EXPECT_EQ(error_of("train:\n  precision: bf16\n"),
             "x.yaml:2: train.precision: expected one of float32, tf32, bfloat16, float16, found bf16; did you mean "
