@@ -189,6 +189,27 @@ TEST(ConfigErrors, NumbersTooSmallForTheArithmeticAreRefused) {
   }
 }
 
+TEST(ConfigErrors, NormalisedPixelsAreNumbersOfTheArithmetic) {
+  EXPECT_EQ(
+      error_of("data:\n  mean: [0.5]\n  std: [1e-45]\n"),
+      "x.yaml:3: data.std: entry 1 makes pixels of numbers that float32 does not hold: expected at least 1.2e-38; "
+      "data.std = [1.0e-45] (x.yaml:3), data.mean = [0.5] (x.yaml:2), train.precision = float32 (default)");
+  EXPECT_HAS(override_error("data.std=[1, 1e-300]"), "expected as many entries in both");
+  const auto refused = [](const std::string& mean, const std::string& std, const std::string& precision) {
+    return message_of<ConfigError>([&] {
+      load_config({}, {"data.mean=" + mean, "data.std=" + std, "train.precision=" + precision});
+    });
+  };
+  EXPECT_HAS(refused("[0, 1000]", "[1, 1e-36]", "bfloat16"),
+             "entry 2 makes pixels of numbers that bfloat16 does not");
+  EXPECT_HAS(refused("0.5", "1e-6", "float16"),
+             "entry 1 makes pixels of numbers that float16 does not hold: expected at");
+  for (const char* std : {"1.3e-38", "1e-5", "0.3"}) {
+    EXPECT_NO_THROW(load_config({}, {"data.mean=0.5", std::string("data.std=") + std}));
+  }
+  EXPECT_NO_THROW(load_config({}, {"data.mean=0.5", "data.std=1e-5", "train.precision=float16"}));
+}
+
 TEST(ConfigErrors, WrongDocuments) {
   EXPECT_HAS(error_of(""), "x.yaml: expected sections (model, data, ...), found an empty file");
   EXPECT_HAS(error_of("# nothing\n"), "found an empty file");

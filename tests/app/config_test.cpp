@@ -74,7 +74,7 @@ TEST(Config, PrintedConfigurationLoadsBackExactly) {
   for (const double real : reals) {
     config.optim.lr = config.optim.weight_decay = real;
     config.data.mean = {-real, real};
-    config.data.std = {real, 0.5};
+    config.data.std = {std::max(real, 1e-36), 0.5};
     const Config back = parse_config(to_yaml(config), "printed");
     EXPECT_EQ(back.optim.lr, real);
     EXPECT_EQ(back.data.mean, config.data.mean);
