@@ -83,5 +83,70 @@ TEST_F(ResultFaults, AClosedStandardStreamIsNoOtherFile) {
   EXPECT_EQ(run({"eval", "second"}).code, 0);
 }
 
+// One line with file, key and field, whatever stands there; nothing is counted on from it.
+TEST_F(ResultFaults, MetadataIsHeldToItsRanges) {
+  const app::SafetensorsFile good = best();
+  const auto refused = [&](const std::string& key, const std::string& value, const std::string& said) {
+    app::SafetensorsFile bad = good;
+    bad.metadata[key] = value;
+    app::write_safetensors(folder_ / "bad.safetensors", bad);
+    const std::string whole = "bad.safetensors: the metadata is damaged: " + key + ": " + said;
+    const Outcome o = run({"info", "bad.safetensors"});
+    expect_error(o, 1, {whole});
+    EXPECT_EQ(o.err.find("json"), std::string::npos) << o.err;
+    return o;
+  };
+  refused("axial.threads", "2000000000", "expected an integer in 0..4096, found 2000000000");
+  refused("axial.threads", "-5", "expected an integer in 0..4096, found -5");
+  refused("axial.threads", "many", "expected JSON, found many");
+  refused("axial.classes", "[1", "expected JSON, found [1");
+  refused("axial.classes", "[1]", "expected a list of texts, found 1");
+  refused("axial.ema_updates", "1e400", "expected JSON, found 1e400");
+  const auto changed = [&](const std::string& key, const std::string& field, const json& value,
+                           const std::string& said) {
+    json all = json::parse(good.metadata.at(key));
+    all[field] = value;
+    return refused(key, all.dump(), field + ": " + said);
+  };
+  changed("axial.image", "std", {0.0}, "expected a number in 1.");
+  changed("axial.image", "std", {1e-45}, "expected a number in 1.");
+  changed("axial.image", "std", {1.0, 1.0}, "expected a list of 1 numbers in ");
+  changed("axial.image", "height", 40000000, "expected an integer in 1..65536, found 40000000");
+  changed("axial.image", "train_images", -1, "expected an integer in 0..");
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  const std::vector<std::pair<std::string, std::vector<json>>> progress = {
+      {"epoch", {-1, 1000001, 1.5, "1", least, 1e300}},
+      {"batch", {-1, 7, 1000}},  // 192 images in batches of 32
+      {"updates", {-1, 1e18, std::uint64_t{1} << 63}},
+      {"skipped", {-1, std::numeric_limits<std::int64_t>::max()}},
+      {"good_in_row", {-1}},
+      {"loss_scale", {0, -1, 1e308, nullptr}},
+      {"best_top1", {2, "x"}},
+      {"best_epoch", {-1, 2}},  // of one
+      {"best_loss", {-1, 1e301, "x"}},
+      {"stale", {-1, 1e9}},
+      {"top", {{{2, 0.5}}, {{1, "x"}}, {1}, "x"}},
+      {"train_seconds", {-1, 1e308, nullptr}},
+      {"epoch_seconds", {-1, 1e308}},
+      {"images", {-1, 1e18}},
+      {"last_top1", {2, nullptr}},
+      {"last_loss", {-2, 1e308}}};
+  for (const auto& [field, values] : progress) {
+    for (const json& value : values) changed("axial.progress", field, value, "expected ");
+  }
+  // Whoever reads it: nothing starts from such a file.
+  changed("axial.progress", "epoch", -3, "expected an integer in 0..1000000, found -3");
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"eval", "bad.safetensors"}, {"train", "--resume=bad.safetensors", "-o", "next"}}) {
+    expect_error(run(command), 1, {"bad.safetensors: the metadata is damaged: axial.progress: epoch: "});
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "next"));
+  app::SafetensorsFile odd = good;
+  odd.metadata["axial.version"] = "1\x1b[2Jfake";
+  app::write_safetensors(folder_ / "odd.safetensors", odd);
+  const Outcome o = run({"info", "odd.safetensors"});
+  EXPECT_EQ(o.out.find('\x1b'), std::string::npos) << "nothing in a file steers the terminal";
+}
+
 }  // namespace
 }  // namespace axial::test
