@@ -151,6 +151,17 @@ TEST(ConfigErrors, WrongValuesNameTheNearest) {
   }
 }
 
+TEST(ConfigErrors, NamesInListsAreNotEmpty) {
+  for (const char* text : {",", "stem,", ",stem", "stem,,head", " , ", " "}) {
+    EXPECT_EQ(
+        override_error(std::string("train.freeze=") + text),
+        std::string("command line: train.freeze: expected names with commas between, none of them empty, found ") +
+            text);
+  }
+  for (const char* text : {"", "stem", "stem, head.*"})
+    EXPECT_EQ(load_config({}, {std::string("train.freeze=") + text}).train.freeze, text);
+}
+
 // A value that is no YAML is a wrong value of its key.
 TEST(ConfigErrors, BrokenValuesOnTheCommandLineNameKeyExpectationAndFinding) {
   for (const std::string value :
