@@ -124,7 +124,7 @@ MetricsCsv::MetricsCsv(fs::path path, const std::vector<std::string>& columns, s
     : path_(std::move(path)), columns_(columns.size()) {
   const std::string rows = resume_at >= 0 ? rows_before(from.empty() ? path_ : from, columns, resume_at) : "";
   try {
-    AtomicFile file(path_);
+    AtomicFile file(behind_links(path_));  // which append follows, too
     file.write(join(columns) + rows);
     file.commit();
   } catch (const FileError& error) {

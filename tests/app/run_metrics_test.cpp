@@ -95,6 +95,22 @@ TEST(MetricsCsv, NoHalfRowsAtAFileSizeLimit) {
     }
     csv.append({"3"});
     return said;
+// As train.log and the outputs of commands do.
+TEST(MetricsCsv, LinksAreFollowed) {
+  const Scratch scratch;
+  const fs::path path = scratch / "metrics.csv";
+  fs::create_directory(scratch / "disk");
+  fs::create_symlink("disk/rows", path);
+  MetricsCsv fresh(path, {"step"});
+  fresh.append({"1"});
+  fresh.append({"2"});
+  MetricsCsv resumed(path, {"step"}, 2);
+  resumed.append({"2"});
+  EXPECT_TRUE(fs::is_symlink(path));
+  EXPECT_EQ(get(scratch / "disk/rows"), "step\n1\n2\n");
+  EXPECT_EQ(testing::names_in(scratch / "disk").size(), 1u);
+}
+
   });
   EXPECT_HAS(text, path.string() + ": cannot be written: File too large");
   EXPECT_EQ(get(path), "step\n1\n3\n");
