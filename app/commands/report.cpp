@@ -52,6 +52,7 @@ int run_report(const ReportArguments& a) {
   for (const ReportedRun& run : runs) {
     if (!run.summary.problem.empty()) log::warning(run.summary.problem);
   }
+    if (!run.summary.metrics_problem.empty()) log::warning(run.summary.metrics_problem);
   const OutputFile file(a.output);
   for (const ReportedRun& run : runs) check_result(file, run.summary.config);
   Json evaluated = Json::array();

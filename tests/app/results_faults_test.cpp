@@ -148,5 +148,26 @@ TEST_F(ResultFaults, MetadataIsHeldToItsRanges) {
   EXPECT_EQ(o.out.find('\x1b'), std::string::npos) << "nothing in a file steers the terminal";
 }
 
+TEST_F(ResultFaults, MetricsThatCannotBeReadAreNotNoEpochs) {
+  const fs::path metrics = folder_ / "run" / "metrics.csv";
+  std::string text = read_file(metrics);
+  fs::remove(metrics);
+  fs::create_directory(metrics);
+  Outcome o = run({"runs", "."});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("  unreadable  "), std::string::npos) << o.out;
+  EXPECT_NE(o.err.find("run/metrics.csv: is a folder, expected a file"), std::string::npos) << o.err;
+  EXPECT_TRUE(json::parse(run({"runs", ".", "--json"}).out).at(0).at("epochs").is_null());
+  fs::remove(metrics);
+  std::ofstream(metrics) << text.replace(text.find("\n1,"), 3, "\n1e30,");
+  o = run({"runs", "."});
+  EXPECT_NE(o.err.find("metrics.csv: row 2: expected an epoch above 0, found '1e30'; such rows are left out"),
+            std::string::npos)
+      << o.err;
+  expect_error(run({"train", "--resume=run", "train.epochs=2"}), 1,
+               {"metrics.csv: row 2: expected an integer as epoch, found '1e30'"});
+  EXPECT_EQ(read_file(metrics), text);
+}
+
 }  // namespace
 }  // namespace axial::test
