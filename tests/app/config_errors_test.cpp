@@ -151,6 +151,35 @@ TEST(ConfigErrors, WrongValuesNameTheNearest) {
   }
 }
 
+// The YAML library takes all that follows such a mark for the value.
+TEST(ConfigErrors, QuotationMarksAreClosed) {
+  for (const std::string mark : {"\"", "'"}) {
+    EXPECT_EQ(error_of("data:\n  dir: " + mark + "abc\n  batch_size: 3\n"),
+              "x.yaml:2: a quotation mark is not closed");
+    EXPECT_EQ(error_of("data:\n  batch_size: 3\n  dir: " + mark), "x.yaml:3: a quotation mark is not closed");
+    EXPECT_EQ(error_of("data: {" + mark + "dir: a}\n"), "x.yaml:1: a quotation mark is not closed");
+    EXPECT_EQ(error_of("\xef\xbb\xbf"
+                       "data:\n  dir: " +
+                       mark + "abc\n"),
+              "x.yaml:2: a quotation mark is not closed");
+    EXPECT_EQ(override_error("data.dir=" + mark + "abc"),
+              "command line: data.dir: expected text, found " + mark + "abc; a quotation mark is not closed");
+    EXPECT_HAS(override_error("data.dir=" + mark), "a quotation mark is not closed");
+    EXPECT_HAS(override_error("model.dim=[1, " + mark + "2]"), "a quotation mark is not closed");
+    for (const std::string& good : {mark + "a" + mark, mark + "a\n b" + mark, mark + mark})
+      EXPECT_NO_THROW(parse_config("data: {dir: " + good + "}\n", "x.yaml")) << good;
+    EXPECT_NO_THROW(
+        parse_config("\xef\xbb\xbf"
+                     "data:\r\n  dir: " +
+                         mark + "a" + mark + "\r\n",
+                     "x.yaml"));
+  }
+  EXPECT_EQ(parse_config("data: {dir: 'it''s'}", "x.yaml").data.dir, "it's");
+  EXPECT_EQ(parse_config("data: {dir: \"a\\\"b\\\\\"}", "x.yaml").data.dir, "a\"b\\");
+  EXPECT_EQ(parse_config("data: {dir: it's}", "x.yaml").data.dir, "it's");
+  EXPECT_EQ(parse_config("data:\n  dir: |-\n    'a\n", "x.yaml").data.dir, "'a");
+}
+
 TEST(ConfigErrors, NamesInListsAreNotEmpty) {
   for (const char* text : {",", "stem,", ",stem", "stem,,head", " , ", " "}) {
     EXPECT_EQ(
