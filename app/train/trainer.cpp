@@ -98,12 +98,14 @@ std::string Trainer::position_now() const {
 void Trainer::open_run(const std::filesystem::path& folder) {
   const bool resumed = !request_.checkpoint.empty();
   const Progress& p = state_.progress;
-  std::filesystem::path rows;  // of the run that goes on here
-  if (resumed && request_.mode == RunDirectory::Mode::kNew)
-    rows = request_.checkpoint.parent_path().parent_path() / "metrics.csv";
+  std::filesystem::path before;  // the folder of the run that goes on here, where there is one
+  if (resumed && request_.mode == RunDirectory::Mode::kNew) {
+    const std::filesystem::path folder = std::filesystem::absolute(request_.checkpoint).parent_path();
+    if (folder.filename() == "checkpoints") before = folder.parent_path();
+  }
   const bool replaces = request_.mode == RunDirectory::Mode::kOverwrite && is_run_folder(folder);
   recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? p.epoch + 1 : -1,
-                                         resumed ? p.updates + 1 : -1, rows);
+                                         resumed ? p.updates + 1 : -1, before);
   run_ = &recorder_->run();
   log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +
