@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
 #include "app/commands/result.h"
 #include "app/config/load.h"
 #include "app/results/looks.h"
@@ -35,6 +36,7 @@ int run_explain(const ExplainArguments& a) {
   const OutputFile file(a.output, {a.image, resolve_checkpoint(a.checkpoint)});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   check_result(file, loaded.info.config);
+  check_ending(a.output, ".png");
   const ImageSpec& spec = loaded.info.spec;
   at::Tensor seen, shown;
   if (const auto index = test_index(a.image)) {

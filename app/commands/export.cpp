@@ -2,6 +2,7 @@
 
 #include "app/checkpoint/safetensors.h"
 #include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
 #include "app/commands/result.h"
 #include "app/config/load.h"
 #include "app/run/log.h"
@@ -19,6 +20,7 @@ int run_export(const ExportArguments& a) {
   const SafetensorsFile file = read_safetensors(path);
   const CheckpointInfo info = checkpoint_info(file, path);
   check_result(target, info.config);
+  check_ending(a.output, ".safetensors");
   if (a.weights == "ema" && !info.has_ema) {
     throw RunError(path.string() + ": holds no averaged weights (train.ema_decay was 0); export --weights model");
   }

@@ -83,6 +83,27 @@ TEST_F(ResultFaults, AClosedStandardStreamIsNoOtherFile) {
   EXPECT_EQ(run({"eval", "second"}).code, 0);
 }
 
+TEST_F(ResultFaults, AnOutputIsCalledWhatItIs) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> writers = {
+      {{"explain", "run", "0", "-o"}, ".png"},
+      {{"report", "run", "-o"}, ".html"},
+      {{"export", "run", "-o"}, ".safetensors"}};
+  for (const auto& [command, ending] : writers) {
+    std::vector<std::string> arguments = command;
+    for (const char* name : {"x.jpg", "x.pt", "x.html.gz"}) {
+      arguments.push_back(name);
+      expect_error(run(arguments), 2, {std::string(name) + ": expected a name that ends in " + ending});
+      EXPECT_FALSE(fs::exists(folder_ / name));
+      arguments.pop_back();
+    }
+    arguments.push_back("x" + (ending == ".png" ? std::string(".PNG") : ending));
+    EXPECT_EQ(run(arguments).code, 0);
+    arguments.back() = "v1.d/plain";
+    fs::create_directories(folder_ / "v1.d");
+    EXPECT_EQ(run(arguments).code, 0) << "without an ending nothing is promised";
+  }
+}
+
 // One line with file, key and field, whatever stands there; nothing is counted on from it.
 TEST_F(ResultFaults, MetadataIsHeldToItsRanges) {
   const app::SafetensorsFile good = best();
