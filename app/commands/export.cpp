@@ -32,10 +32,12 @@ int run_export(const ExportArguments& a) {
 
   SafetensorsFile out;
   std::int64_t elements = 0, parameters = 0;
+  std::size_t bytes = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();
   for (const auto& [name, tensor] : tensors) {
     out.tensors[name] = tensor.detach().contiguous();
     elements += tensor.numel();
+    bytes += tensor.nbytes();
   }
   out.metadata["format"] = "pt";
   out.metadata["axial.weights"] = weights;
@@ -48,7 +50,8 @@ int run_export(const ExportArguments& a) {
                 {"tensors", out.tensors.size()},
                 {"parameters", parameters},
                 {"elements", elements},
-                {"bytes", std::filesystem::file_size(target.path())},
+                {"tensor_bytes", bytes},
+                {"file_bytes", std::filesystem::file_size(target.path())},
                 {"checkpoint", path.string()}});
   return 0;
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 #include <map>
 
@@ -150,7 +151,8 @@ void describe_checkpoint(const std::string& given, bool whole) {
   }
   const bool checkpoint = file.metadata.count("axial.format") != 0;
   const CheckpointInfo info = checkpoint ? checkpoint_info(file, path) : CheckpointInfo{};
-  std::cout << path.string() << ": " << counted(file.tensors.size(), "tensor") << ", " << counted(bytes, "byte") << "\n";
+  std::cout << path.string() << ": " << counted(file.tensors.size(), "tensor") << " of " << counted(bytes, "byte")
+            << ", in a file of " << std::filesystem::file_size(path) << "\n";
   if (!checkpoint) {
     describe_weights(file, whole);
     return;

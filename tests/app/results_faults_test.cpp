@@ -104,6 +104,19 @@ TEST_F(ResultFaults, AnOutputIsCalledWhatItIs) {
   }
 }
 
+TEST_F(ResultFaults, BytesAreNamed) {
+  const Outcome o = run({"export", "run", "-o", "w.safetensors"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const json line = json::parse(o.out);
+  const auto size = fs::file_size(folder_ / "w.safetensors");
+  EXPECT_EQ(line.at("file_bytes"), size);
+  EXPECT_LT(line.at("tensor_bytes"), size);
+  const std::string said = std::to_string(line.at("tensors").get<int>()) + " tensors of " +
+                           std::to_string(line.at("tensor_bytes").get<std::int64_t>()) + " bytes, in a file of " +
+                           std::to_string(size) + "\n";
+  EXPECT_NE(run({"info", "w.safetensors"}).out.find(said), std::string::npos) << said;
+}
+
 // One line with file, key and field, whatever stands there; nothing is counted on from it.
 TEST_F(ResultFaults, MetadataIsHeldToItsRanges) {
   const app::SafetensorsFile good = best();
