@@ -151,11 +151,12 @@ TrainResult Trainer::run() {
   if (!request_.checkpoint.empty() && finished()) {
     result.nothing_to_do = true;
   } else {
-    self_check(config_, state_.model->grid(), device_);
+    const std::string checked = self_check(config_, state_.model->grid(), device_);
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
     const SignalGuard signals;  // from here on a signal leaves a run that can go on
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
     open_run(result.run);
+    if (!checked.empty()) log::info(checked);
     tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;
     epoch_began_ = p.train_seconds - p.epoch_seconds;
@@ -222,7 +223,8 @@ void Trainer::dry_run() {
     log::info(request_.checkpoint.string() + ": the run is finished; there would be nothing to do");
     return;
   }
-  self_check(config_, state_.model->grid(), device_);
+  if (const std::string checked = self_check(config_, state_.model->grid(), device_); !checked.empty())
+    log::info(checked);
   train_mode(*state_.model);
   const data::Batch batch = train_batches_.get(state_.progress.epoch, 0);
   const MemoryMeter meter;
