@@ -8,11 +8,11 @@
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/picture.h"
-#include "app/results/test_images.h"
 #include "app/results/predictions.h"
+#include "app/results/test_images.h"
 #include "app/run/output_file.h"
-#include "app/train/checks.h"
 #include "app/run/run_error.h"
+#include "app/train/checks.h"
 #include "data/image.h"
 
 namespace axial::app {
@@ -48,9 +48,9 @@ int run_explain(const ExplainArguments& a) {
     shown = file_image(a.image, loaded.info, enlargement(spec.height, spec.width, kSide));
   }
   const Look look = look_at(loaded, seen, shown);
+  if (first_not_finite(look.logits.unsqueeze(0)) == 0) throw RunError(a.image + ": " + kOverflow);
   const bool all = a.map == "all";
   const at::Tensor& one = a.map == "rows" ? look.rows : a.map == "columns" ? look.columns : look.both;
-  if (first_not_finite(look.logits.unsqueeze(0)) == 0) throw RunError(a.image + ": " + kOverflow);
   file.write(encode_png(all ? side_by_side({look.picture, look.both, look.rows, look.columns}) : one));
   print_result({{"image", a.image},
                 {"classes", likeliest(look.logits, spec.classes)},

@@ -6,12 +6,12 @@
 
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/config/suggest.h"
 #include "app/config/value.h"
 #include "app/config/yaml_tree.h"
 
 namespace axial::app {
 
-#include "app/config/suggest.h"
 namespace {
 
 constexpr double kMostEpochs = 1e6;  // train.epochs goes no further

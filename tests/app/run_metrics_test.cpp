@@ -111,6 +111,22 @@ TEST(MetricsCsv, LinksAreFollowed) {
   EXPECT_EQ(testing::names_in(scratch / "disk").size(), 1u);
 }
 
+TEST(MetricsCsv, NoHalfRowsAtAFileSizeLimit) {
+  const Scratch scratch;
+  const fs::path path = scratch / "metrics.csv";
+  const std::string text = testing::in_child([&] {
+    MetricsCsv csv(path, {"step"});
+    csv.append({"1"});
+    const rlimit limit{1000, 1000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::string said;
+    try {
+      csv.append({std::string(2000, '2')});
+    } catch (const RunError& error) {
+      said = error.what();
+    }
+    csv.append({"3"});
+    return said;
   });
   EXPECT_HAS(text, path.string() + ": cannot be written: File too large");
   EXPECT_EQ(get(path), "step\n1\n3\n");
