@@ -1,14 +1,12 @@
 // The command line: what CLI11 parses, and how failures become one line and an exit code.
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <new>
 
-#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -111,14 +109,6 @@ std::string meant(const std::string& message, const CLI::App* command) {
 bool reader_left() {
   pollfd out{STDOUT_FILENO, 0, 0};
   return ::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
-}
-
-// A standard stream that the caller closed (axial ... >&-) would lend its number to the first file that is opened, a
-// checkpoint say, and a result would be written into that. So there is nothing to read, and writing fails as it did.
-void hold_standard_streams() {
-  for (int file = STDIN_FILENO; file <= STDERR_FILENO; ++file) {
-    if (::fcntl(file, F_GETFD) < 0 && errno == EBADF && ::open("/dev/null", O_RDONLY) < 0) return;
-  }
 }
 
 // What libtorch says when the CPU's memory is out, in words that help.
@@ -320,7 +310,6 @@ int run_reporting(int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
-  hold_standard_streams();
   LibraryWarnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   // Deterministic cuBLAS needs a fixed workspace; it reads this when its handle is made.

@@ -70,19 +70,6 @@ TEST_F(ResultFaults, AListThatIsEmptyIsSaid) {
   EXPECT_EQ(lines_of(read_file(folder_ / "answers")), 1u);
 }
 
-// The number of a closed stream is that of the next file which is opened: nothing that is said may end up in there.
-TEST_F(ResultFaults, AClosedStandardStreamIsNoOtherFile) {
-  expect_error(shell("predict run 0 >&-"), 1, {"standard output: cannot be written"});
-  std::string command = "cd '" + folder_.string() + "' && '" AXIAL_PROGRAM "'";
-  for (const std::string& argument : small("second", {"train.epochs=1"})) command += " '" + argument + "'";
-  EXPECT_EQ(WEXITSTATUS(std::system((command + " <&- >&- 2>&-").c_str())), 1);
-  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "second")) {
-    if (!entry.is_regular_file() || entry.path().filename() == "train.log") continue;
-    EXPECT_EQ(read_file(entry.path()).find("epoch 1/1 done"), std::string::npos) << entry.path();
-  }
-  EXPECT_EQ(run({"eval", "second"}).code, 0);
-}
-
 TEST_F(ResultFaults, AnOutputIsCalledWhatItIs) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> writers = {
       {{"explain", "run", "0", "-o"}, ".png"},
