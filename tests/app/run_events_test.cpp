@@ -14,7 +14,6 @@
 namespace axial::app {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::get;
 using testing::Scratch;
 
