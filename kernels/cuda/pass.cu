@@ -22,7 +22,8 @@ constexpr std::int64_t kLineRounds = 8;
 constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles past the last one stay below 2^31
 
 bool general(const PassProblem& problem) {
-  return problem.causal || problem.dropout.p > 0 || problem.weights.bias != nullptr;
+  return problem.causal || problem.dropout.p > 0 || problem.projection.p > 0 || problem.rotary != nullptr ||
+         problem.weights.bias != nullptr;
 }
 
 bool empty(const PassProblem& problem) { return problem.lines.count() == 0 || problem.lines.length == 0; }
@@ -52,7 +53,6 @@ Status check_wgmma(const PassProblem& problem, const CardLimits& card) {
 Status check_wgmma_backward(const PassProblem& problem, const CardLimits& card) {
   const Status status = check_wgmma(problem, card);
   if (!status.ok()) return status;
-  if (problem.weights.bias != nullptr) return unsupported(problem, "the backward has no relative position bias");
   const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
   const bool is_general = general(problem);
   bool found = false;
@@ -71,10 +71,8 @@ struct Direction {
 };
 Direction direction_of(const PassProblem& problem, const CardLimits& card, const Status& wgmma,
                        const LinePlan& lines) {
-  if (problem.rotary != nullptr || problem.projection.p > 0) {
-    return {Family::kNone, unsupported(problem, "there is no rotary embedding and no dropout on the branch's output")};
-  }
   if (wgmma.ok()) return {Family::kWgmma, {}};
+  if (problem.rotary != nullptr || problem.projection.p > 0) return {Family::kNone, wgmma};
   if (!lines.found || problem.lines.count() > kMaxLines) return {Family::kNone, wgmma};
   if (!problem.portable && lines.tiles > kLineRounds * card.multiprocessors) {
     return {Family::kNone, unsupported(problem, "composed passes are faster on so many lines")};
@@ -143,12 +141,19 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   a.packed = static_cast<const unsigned char*>(packed);
   a.packed_early = problem.packed_early;
   a.sample_scale = problem.sample_scale;
-  a.bias = problem.weights.bias;
-  const DropoutRate rate = dropout_rate(problem.dropout.p);
-  a.dropout = {problem.dropout.p > 0 ? problem.dropout.rng : nullptr, problem.dropout.stream,
-               problem.dropout.first_line, rate.threshold, static_cast<float>(rate.scale)};
+  const auto dropout = [](const Dropout& d) -> PassDropout {
+    const DropoutRate rate = dropout_rate(d.p);
+    return {d.p > 0 ? d.rng : nullptr, d.stream, d.first_line, d.p > 0 ? rate.threshold : 0,
+            static_cast<float>(rate.scale)};
+  };
+  PassOptions& o = a.options;
+  o.dropout = dropout(problem.dropout);
+  o.projection = dropout(problem.projection);
+  o.token_numbers = strides(problem.projection_outer, problem.projection_token);
+  o.rotary = static_cast<const float2*>(problem.rotary);
+  o.bias = problem.weights.bias;
+  o.causal = problem.causal;
   a.eps = static_cast<float>(problem.eps);
-  a.causal = problem.causal;
   return a;
 }
 
@@ -192,6 +197,9 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
     plan.parts = plan.split ? Split::kParts : 1;
     plan.slab_bytes = sizeof(float) * Split::kSlab;
     plan.blocks = std::min<std::int64_t>(geometry.tiles * plan.parts, card.multiprocessors / plan.parts * plan.parts);
+    if (problem.weights.bias != nullptr && !empty(problem)) {
+      plan.bias_stride = static_cast<int>((problem.heads * (2 * problem.lines.length - 1) + 3) / 4 * 4);
+    }
     if (plan.split) {
       // Scratch is bounded: at most 32 tiles a block at a time (0.4 GB at D = 128), spread evenly over the chunks.
       // Every chunk but the first costs 30 us: partial sums and weights are read once more.
@@ -204,12 +212,16 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
   return plan;
 }
 
-// Totals, slabs, scratch.
+// Totals, slabs, the warps' sums of the relative bias, scratch.
 std::size_t totals_of(const PassBackwardPlan& plan) {
   return static_cast<std::size_t>(plan.parts) * (plan.slab_bytes + 2 * 64 * sizeof(float));
 }
+std::size_t bias_slabs_of(const PassBackwardPlan& plan) {
+  return static_cast<std::size_t>(plan.blocks / plan.parts) * kBiasWarps * plan.bias_stride * sizeof(float);
+}
 std::size_t workspace_of(const PassBackwardPlan& plan) {
-  return totals_of(plan) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes + plan.scratch_bytes;
+  return totals_of(plan) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes + bias_slabs_of(plan) +
+         plan.scratch_bytes;
 }
 
 std::size_t line_workspace(const LinePlan& plan) { return static_cast<std::size_t>(plan.blocks) * plan.slab_bytes; }
@@ -364,7 +376,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   if (!status.ok()) return status;
   auto* totals = static_cast<float*>(workspace);
   auto* slabs = totals + totals_of(plan) / sizeof(float);
-  if (!status.ok()) return status;
+  float* bias_slabs = slabs + static_cast<std::size_t>(plan.blocks) * (plan.slab_bytes / sizeof(float));
   if (!empty(problem)) {
 #if AXIAL_PASS_SM90
     const auto fill = [&](auto& arguments) {
@@ -379,9 +391,10 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       arguments.packed_early = forward.packed_early;
       arguments.slabs = slabs;
       arguments.sample_scale = problem.sample_scale;
-      arguments.dropout = forward.dropout;
+      arguments.options = forward.options;
       arguments.eps = forward.eps;
-      arguments.causal = problem.causal;
+      arguments.scaled = problem.sample_scale != nullptr || forward.options.projection.threshold != 0;
+      arguments.bias_sums = {wants_gradients && plan.bias_stride > 0 ? bias_slabs : nullptr, plan.bias_stride};
     };
     const bool bf16 = problem.dtype == DType::kBFloat16;
     if (plan.split) {
@@ -390,7 +403,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       arguments.same_layout = same;
       if (!wants_gradients) arguments.slabs = nullptr;
       arguments.scratch =
-          reinterpret_cast<unsigned char*>(slabs) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes;
+          reinterpret_cast<unsigned char*>(bias_slabs) + bias_slabs_of(plan);
       status =
           bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
                : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
@@ -405,7 +418,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
     if (!status.ok()) return status;
   }
   if (!wants_gradients) return status;
-  return finish_gradients(problem, slabs, plan, totals, explicit_biases(problem), gradients, stream);
+  return finish_gradients(problem, slabs, bias_slabs, plan, totals, explicit_biases(problem), gradients, stream);
 }
 
 }  // namespace axial::kernels::cuda

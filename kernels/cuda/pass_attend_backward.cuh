@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/cuda/fragment.cuh"
-#include "kernels/cuda/pass_shapes.cuh"
-#include "kernels/philox.h"
+#include "kernels/cuda/pass_diagonals.cuh"
+#include "kernels/cuda/pass_rotary.cuh"
 
 namespace axial::kernels::cuda {
 
@@ -24,6 +24,8 @@ struct AttendBackward {
     std::uint32_t threshold;  // of dropout; 0: none. The mask's key lies in shared memory
     float keep_scale;
     std::int64_t first_line;  // global number of the line (of the first one in the strip, where it holds several)
+    const PassOptions& options;
+    const BiasSums& bias_sums;
   };
 
   // All of it but first_line. The mask's key is left in shared memory, for which the caller must synchronise.
@@ -31,7 +33,7 @@ struct AttendBackward {
   static __device__ __forceinline__ Context context_of(const Arguments& p, unsigned char* shared) {
     const LineGeometry& geometry = p.geometry;
     const bool shared_strip = geometry.pitch < 16;
-    Context context = {};
+    Context context = {0, 0, 0, false, 0, 0, 0, p.options, p.bias_sums};
     context.length = geometry.length;
     context.pitch = geometry.pitch;
 #pragma unroll
@@ -43,15 +45,37 @@ struct AttendBackward {
       context.masked |= (valid ? 0u : 1u) << i;
     }
     if constexpr (kGeneral) {
-      context.causal = p.causal;
-      context.threshold = p.dropout.threshold;
-      context.keep_scale = p.dropout.scale;
+      const PassDropout& dropout = p.options.dropout;
+      context.causal = p.options.causal;
+      context.threshold = dropout.threshold;
+      context.keep_scale = dropout.scale;
       if (context.threshold != 0 && threadIdx.x == 0) {
         *reinterpret_cast<std::uint64_t*>(shared + L::kKey) =
-            dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
+            dropout_key(dropout.rng[0], dropout.rng[1], dropout.stream);
       }
     }
     return context;
+  }
+
+  // Row r (0: g, 1: g + 8) of strip m of queries or keys: its position, or the last one where it is padding.
+  static __device__ __forceinline__ int position_of(int m, int r, const Context& context) {
+    const int row = 16 * m + (lane_id() >> 2) + 8 * r;
+    return min(context.pitch < 16 ? row & (context.pitch - 1) : row, context.length - 1);
+  }
+  // The gradients of a strip's turned queries or keys become those of what was turned.
+  static __device__ __forceinline__ void turn_gradients(float (&d)[kTiles][4], int m, const Context& context) {
+    if (context.options.rotary == nullptr) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int position = position_of(m, r, context);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const float2 v = turn_back(make_float2(d[n][2 * r], d[n][2 * r + 1]),
+                                   rotary_angle<S>(context.options.rotary, position, 8 * n + 2 * (lane_id() & 3)));
+        d[n][2 * r] = v.x;
+        d[n][2 * r + 1] = v.y;
+      }
+    }
   }
 
   struct Keys {
@@ -111,6 +135,7 @@ struct AttendBackward {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             bool left_out = false;
+            float start = 0;
             if (j == kStrips - 1) {
               left_out = kStrips == 1 ? (context.masked >> i & 1) != 0
                                       : 16 * j + 8 * (i >> 2) + 2 * t + (i & 1) >= context.length;
@@ -118,8 +143,12 @@ struct AttendBackward {
             if constexpr (kGeneral) {
               const int key = 16 * j + 8 * (i >> 2) + 2 * t + (i & 1), query = 16 * m + g + 8 * (i >> 1 & 1);
               left_out = left_out || (context.causal && key > query);  // in one line, also where a strip holds several
+              if (context.options.bias != nullptr) {  // any, where one of them is padding
+                const int at = min(max(query - key + context.length - 1, 0), 2 * context.length - 2);
+                start = __ldg(context.options.bias + head * (2 * context.length - 1) + at) * 1.44269504f;
+              }
             }
-            s[j][i >> 2][i & 3] = left_out ? -INFINITY : 0.f;
+            s[j][i >> 2][i & 3] = left_out ? -INFINITY : start;
           }
         }
 #pragma unroll
@@ -242,6 +271,12 @@ struct AttendBackward {
               F::times(p[j][i], fmaf(dp[n][2 * r], low, delta[r]), fmaf(dp[n][2 * r + 1], high, delta[r]));
         }
       }
+      if constexpr (kGeneral) {
+        if (context.bias_sums.slabs != nullptr) {
+          add_diagonals<F, kStrips>(p, own_bias_sums<L>(context.bias_sums) + head * (2 * context.length - 1), 16 * m,
+                                    context.length);
+        }
+      }
       float dq[kTiles][4] = {};
       std::uint32_t q_columns[kSteps][4];
       if constexpr (!kHold) __syncwarp();
@@ -262,6 +297,7 @@ struct AttendBackward {
           F::mma(dk[j][2 * i + 1], turned, q_columns[i][2], q_columns[i][3]);
         }
       }
+      if constexpr (kGeneral) turn_gradients(dq, m, context);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         store_tiles(at(L::kQ, m, i), F::pair(dq[2 * i][0], dq[2 * i][1]), F::pair(dq[2 * i][2], dq[2 * i][3]),
@@ -309,6 +345,7 @@ struct AttendBackward {
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
       if (!mine(j)) continue;
+      if constexpr (kGeneral) turn_gradients(dk[j], j, context);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         store_tiles(at(L::kK, j, i), F::pair(dk[j][2 * i][0], dk[j][2 * i][1]),

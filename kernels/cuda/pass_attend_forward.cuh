@@ -2,8 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/fragment.cuh"
-#include "kernels/cuda/pass_shapes.cuh"
-#include "kernels/philox.h"
+#include "kernels/cuda/pass_rotary.cuh"
 
 namespace axial::kernels::cuda {
 
@@ -87,6 +86,7 @@ struct Attend {
     std::uint32_t threshold;  // 0: no dropout
     std::uint64_t row[2];     // line * heads + first head of the group, of rows g and g + 8
     int query[2];             // position in the line of rows g and g + 8
+    const float2* rotary;     // PassOptions
   };
 
   // Softmax statistics and sums of one group, over the keys met so far.
@@ -299,20 +299,46 @@ struct Attend {
     }
   }
 
+  // Q and K with their biases, turned.
+  static __device__ __forceinline__ void turn_qk(float (&qkv)[S::kGroupWidth / 2], const float* bias,
+                                                 const StripPlace& place, const Context& context) {
+    const int t = lane_id() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int position = min(context.query[r], place.length - 1);  // the last one's, where it is padding
+#pragma unroll
+      for (int c = 0; c < 3 * kHeads * kTiles; ++c) {  // 8 channels
+        const int n = c % kTiles;
+        if (c / kTiles % 3 == 2) continue;
+        float* v = qkv + 4 * c + 2 * r;
+        const float2 b = *reinterpret_cast<const float2*>(bias + 8 * c + 2 * t);
+        const float2 turned = turn(make_float2(v[0] + b.x, v[1] + b.y),
+                                   rotary_angle<S>(context.rotary, position, 8 * n + 2 * t));
+        v[0] = turned.x;
+        v[1] = turned.y;
+      }
+    }
+  }
+
   // qkv: the group's accumulators. bias: the folded biases of its columns. out: O as the A of the next product.
-  __device__ __forceinline__ void run(const float (&qkv)[S::kGroupWidth / 2], const float* bias,
+  __device__ __forceinline__ void run(float (&qkv)[S::kGroupWidth / 2], const float* bias,
                                       const StripPlace& place, std::uint32_t exchange, float keep_scale,
                                       const Context& context, std::uint32_t (*out)[4]) {
     const int t = lane_id() & 3;
     constexpr int kWidth = S::kHeadDim / 2;  // accumulators of one matrix of a head
     const std::uint32_t own = exchange + place.own * (2 * kExchange);
+    bool turned = false;
+    if constexpr (kGeneral) {
+      turned = context.rotary != nullptr;
+      if (turned) turn_qk(qkv, bias, place, context);
+    }
     std::uint32_t q[kHeads][kSteps][4];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       // Two rows (0: g, 1: g + 8) of accumulator tile n of matrix m, with its bias.
       const auto rounded = [&](int m, int n, int r, bool biased) {
         const float* c = qkv + (3 * h + m) * kWidth + 4 * n + 2 * r;
-        if (!biased) return F::pair(c[0], c[1]);
+        if (!biased || (turned && m < 2)) return F::pair(c[0], c[1]);
         const float2 b = *reinterpret_cast<const float2*>(bias + (3 * h + m) * S::kHeadDim + 8 * n + 2 * t);
         return F::pair(c[0] + b.x, c[1] + b.y);
       };

@@ -21,7 +21,7 @@
 
 namespace axial::kernels::cuda {
 
-// kGeneral: dropout, causal lines; x, dy and dx that are laid out differently.
+// kGeneral: PassOptions; x, dy and dx that are laid out differently.
 template <class S, int kStrips, bool kGeneral>
 __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
     pass_backward_kernel(const __grid_constant__ PassBackwardArguments p) {
@@ -58,8 +58,11 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   copy_commit();
   if (p.packed_early) await_previous();
   release_next();
-  if (threadIdx.x < 64)
-    store_shared(base + L::kOnes + 16 * threadIdx.x, make_uint4(F::kOnes, F::kOnes, F::kOnes, F::kOnes));
+  if (threadIdx.x < 64) {  // [column of 8][64 tokens]: ones in even columns of the first 16 tokens, in odd ones of the rest
+    const int column = static_cast<int>(threadIdx.x) >> 3, chunk = threadIdx.x & 7;
+    const std::uint32_t k = (column & 1) == (chunk < 2 ? 0 : 1) ? F::kOnes : 0;
+    store_shared(base + L::kOnes + swizzled(column, 16 * chunk), make_uint4(k, k, k, k));
+  }
 
   const bool shared_strip = geometry.pitch < 16;
   const int pitch_shift = __ffs(geometry.pitch) - 1;  // of a shared strip, where the pitch is a power of two
@@ -118,6 +121,10 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   };
 
   typename Attend::Context context = Attend::context_of(p, shared);
+  if constexpr (kGeneral) {
+    if (p.bias_sums.slabs != nullptr && this_warp < kBiasWarps)
+      clear_diagonals(own_bias_sums<L>(p.bias_sums), p.bias_sums.stride);
+  }
 
   const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
                       tile_q = wgmma_operand(base + L::kQ), w_qkv = wgmma_operand(base + L::kQkv),
@@ -178,18 +185,18 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
           store_shared(to + L::kDy, gr[2 * i + j]);
         }
       }
-      if (p.sample_scale != nullptr) {  // in a loop of its own: what few runs need must not take registers of all
+      if (p.scaled) {  // in a loop of its own: what few runs need must not take registers of all
 #pragma unroll 1
         for (int i = 0; i < 8; ++i) {
-          const int line = line_of(seat, tile, i >> 1);
+          const int line = line_of(seat, tile, i >> 1), group = group_of(seat, i & 1);
           if (line < 0) continue;
-          const float scale = __ldg(
-              p.sample_scale + geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line))));
+          const std::uint32_t sample =
+              geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line)));
+          const float scale = p.sample_scale == nullptr ? 1.f : __ldg(p.sample_scale + sample);
           const std::uint32_t at = base + L::kDy + (seat.row0 + (i >> 2) * 64 + (i >> 1 & 1) * 8 + seat.g) * 128 +
-                                   ((group_of(seat, i & 1) ^ seat.g) << 4);
-          uint4 v = load_shared(at);
-          const auto times = [scale](std::uint32_t u) { return F::pair(F::low(u) * scale, F::high(u) * scale); };
-          store_shared(at, make_uint4(times(v.x), times(v.y), times(v.z), times(v.w)));
+                                   ((group ^ seat.g) << 4);
+          store_shared(at, scaled_dy<F, kGeneral>(load_shared(at), scale, p.options, geometry, line,
+                                                  position_of(seat, i >> 1), group));
         }
       }
     }
@@ -222,17 +229,43 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
                     F::pair(v[6], v[7]));
       }
     };
-    const auto store_qkv = [&](int m, const float(&qkv)[96]) {
+    // Bias of column `row` + 2t of the products; strips that no line uses have no attention to turn Q and V into
+    // gradients: they must not hold one.
+    const auto bias_of = [&](int m, int row) {
+      const bool used = 8 % kStrips == 0 || (seat.warp & 3) + 4 * m < 8 / kStrips * kStrips;
+      return used ? *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t) : make_float2(0, 0);
+    };
+    // Q and K of 64 rows with their biases, turned.
+    [[maybe_unused]] const auto turn_qk = [&](int m, float(&qkv)[96]) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int position = min(position_of(seat_now(), 2 * m + r), geometry.length - 1);
+#pragma unroll
+        for (int c = 0; c < 16; ++c) {  // 8 channels
+          const int row = qkv_row<S>(c / 8, 8 * (c % 8) / S::kHeadDim, 8 * (c % 8) % S::kHeadDim);
+          float* v = qkv + row / 2 + 2 * r;
+          const float2 angle = rotary_angle<S>(p.options.rotary, position, 8 * (c % 8) % S::kHeadDim + 2 * t);
+          const float2 b = bias_of(m, row), turned = turn(make_float2(v[0] + b.x, v[1] + b.y), angle);
+          v[0] = turned.x;
+          v[1] = turned.y;
+        }
+      }
+    };
+    const auto store_qkv = [&](int m, float(&qkv)[96]) {
+      const Seat seat = seat_now();
+      bool turned = false;
+      if constexpr (kGeneral) {
+        turned = p.options.rotary != nullptr;
+        if (turned) turn_qk(m, qkv);
+      }
 #pragma unroll
       for (int c = 0; c < 12; ++c) {  // 16 channels of Q, K or V
         const int matrix = c / 4, row = qkv_row<S>(matrix, 16 * (c % 4) / S::kHeadDim, 16 * (c % 4) % S::kHeadDim);
         const float* v = qkv + row / 2;
         float2 b0 = {0, 0}, b1 = {0, 0};
-        // Strips that no line uses have no attention to turn Q and V into gradients: they must not hold a bias.
-        const bool used = 8 % kStrips == 0 || (seat.warp & 3) + 4 * m < 8 / kStrips * kStrips;
-        if ((matrix == 0 || kGeneral) && used) {
-          b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
-          b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
+        if ((matrix == 0 || kGeneral) && (matrix == 2 || !turned)) {
+          b0 = bias_of(m, row);
+          b1 = bias_of(m, row + 8);
         }
         store_tiles(at(seat, L::kQ + matrix * L::kTileBytes, m, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
                     F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y),
@@ -248,9 +281,10 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
       store_dy(0, d_o);
       wgmma_wait<0>();
       wgmma_settle(qkv);
-      project_dy(1, d_o);
+      if constexpr (!kGeneral) project_dy(1, d_o);
       if (tile >= step) barrier(L::kStored + half, L::kPairThreads);  // dx of the tile before
       store_qkv(0, qkv);
+      if constexpr (kGeneral) project_dy(1, d_o);  // behind what turns Q and K, which takes registers
       project_x(1, qkv);
       wgmma_wait<1>();
       wgmma_settle(d_o);
@@ -274,7 +308,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
           AttendTogether<S, L, kStrips>::run(base, row0, head, context);
         } else {
           if constexpr (kGeneral) {
-            context.first_line = p.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
+            context.first_line = p.options.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
                                  (shared_strip ? line * (16 / geometry.pitch) : line);
           }
           Attend::run(base, row0, head, head, 0, 0, context);
@@ -306,7 +340,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         load_tiles(at(late_seat, L::kX, m, 2 * c), x[m][c]);
-        if (p.sample_scale == nullptr) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy[m][c]);
+        if (!p.scaled) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy[m][c]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -19,7 +19,7 @@ __device__ __forceinline__ void store_dx(std::uint32_t base, const PassBackwardA
   const RowPlace<kStrips> place{p.geometry, 2 * warp + (lane >> 4)};
   const std::uint32_t rows = base + L::kStage + (half * L::kRows + warp * 32) * 128;
   const std::int64_t own = place.offset_of(tile, lane & 15, kGeneral ? p.dx_strides : p.x_strides);
-  if (p.sample_scale == nullptr) {
+  if (!p.scaled) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int row = 4 * i + (lane >> 3);
@@ -70,12 +70,14 @@ __device__ __forceinline__ void serve_tiles(std::uint32_t base, const PassBackwa
   const int tiles = static_cast<int>(p.geometry.tiles);
   constexpr int kTile = L::kTileBytes / 16, kStep = 16 * 128 / 16, kSteps = L::kRows / 16;  // in descriptor units
   const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
-                      tile_q = wgmma_operand(base + L::kQ), ones = wgmma_operand(base + L::kOnes);
-  float dw[4][32], sums[3][4];  // of dQ, dV and dy; that of dV is asked for by the general kernel alone
+                      tile_q = wgmma_operand(base + L::kQ), even = wgmma_operand(base + L::kOnes), odd = even + 2;
+  // Sums of dQ and dK, of dV and dy: two in one accumulator, by ones in its even and in its odd columns. Those of dK and
+  // dV are asked for by the general kernel alone.
+  float dw[4][32], sums[2][4];
 #pragma unroll
   for (int i = 0; i < 128; ++i) dw[i >> 5][i & 31] = 0;
 #pragma unroll
-  for (int i = 0; i < 12; ++i) sums[i >> 2][i & 3] = 0;
+  for (int i = 0; i < 8; ++i) sums[i >> 2][i & 3] = 0;
   const int step = static_cast<int>(gridDim.x);
   for (int ahead = 2; ahead < 4; ++ahead) {  // the first two are loaded
     fetch_ahead<S, kStrips, kGeneral>(p, static_cast<int>(blockIdx.x) + ahead * step);
@@ -93,17 +95,20 @@ __device__ __forceinline__ void serve_tiles(std::uint32_t base, const PassBackwa
       for (int m = 0; m < 4; ++m) {
         Wgmma<V, 64>::template ss<1, 1>(dw[m], tile_q + m * kTile + at, (m == 3 ? tile_dy : tile_x) + at, true);
       }
-      // Without dropout the sum of dV follows from that of dy.
-      Wgmma<V, 8>::template ss<1, 0>(sums[0], tile_q + at, ones, true);
-      if constexpr (kGeneral) Wgmma<V, 8>::template ss<1, 0>(sums[1], tile_q + 2 * kTile + at, ones, true);
-      Wgmma<V, 8>::template ss<1, 0>(sums[2], tile_dy + at, ones, true);
+      // Without dropout the sum of dV follows from that of dy, and without a rotary embedding that of dK is zero.
+      Wgmma<V, 8>::template ss<1, 0>(sums[0], tile_q + at, even, true);
+      Wgmma<V, 8>::template ss<1, 0>(sums[1], tile_dy + at, odd, true);
+      if constexpr (kGeneral) {
+        Wgmma<V, 8>::template ss<1, 0>(sums[0], tile_q + kTile + at, odd, true);
+        Wgmma<V, 8>::template ss<1, 0>(sums[1], tile_q + 2 * kTile + at, even, true);
+      }
     }
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < 4; ++m) wgmma_settle(dw[m]);
 #pragma unroll
-    for (int m = 0; m < 3; ++m) wgmma_settle(sums[m]);
+    for (int m = 0; m < 2; ++m) wgmma_settle(sums[m]);
     barrier_pass(L::kFree + turn, L::kPairThreads);
     barrier(L::kStaged + turn, L::kPairThreads);
     store_dx<S, kStrips, kGeneral>(base, p, tile, turn);
@@ -126,9 +131,11 @@ __device__ __forceinline__ void serve_tiles(std::uint32_t base, const PassBackwa
   }
   if (t == 0) {
 #pragma unroll
-    for (int m = 0; m < 3; ++m) {
+    for (int m = 0; m < 4; ++m) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) slab[L::kSums + m * 64 + channel + 8 * r] = sums[m][2 * r];
+      for (int r = 0; r < 2; ++r) {  // in the order dQ, dV, dy, dK
+        slab[L::kSums + m * 64 + channel + 8 * r] = sums[m == 1 || m == 2][2 * r + (m >> 1)];
+      }
     }
   }
 }

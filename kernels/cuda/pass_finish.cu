@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/pass_launch.h"
+#include "kernels/cuda/sums.h"
 
 namespace axial::kernels::cuda {
 
@@ -17,10 +18,10 @@ namespace {
 constexpr int kShares = 16, kColumns = 64;  // threads that share a sum; sums of a block, four a thread
 constexpr int kSumThreads = kShares * kColumns / 4;
 
-// Slabs of a width D: [dQ, dK, dV, O][64][D] and [dQ, dV, dy][64] for each part of 64 channels.
+// Slabs of a width D: [dQ, dK, dV, O][64][D] and [dQ, dV, dy, dK][64] for each part of 64 channels.
 template <int kDim>
 struct Slab {
-  static constexpr int kSums = 4 * 64 * kDim, kValues = kSums + 3 * 64;
+  static constexpr int kSums = 4 * 64 * kDim, kValues = kSums + 4 * 64;
   static_assert(kValues == PassSplitShape<PassShape<__half, kDim, kDim / 16, 16>>::kSlab && kValues % kColumns == 0);
 };
 static_assert(Slab<64>::kValues == PassBackwardShape<PassShape<__half, 64, 4, 16>>::kSlab);
@@ -117,7 +118,7 @@ struct FinishArguments {
   PassGradients gradients;
   const float* totals;
   float query_scale;
-  bool explicit_biases;
+  bool explicit_biases, rotary;
 };
 
 constexpr int kOwn = 4;  // channels of a block
@@ -131,7 +132,8 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   const PassWeights& w = p.weights;
   await_previous();
   release_next();
-  // Sums of d(matrix)[channel] x_hat[column...] (matrix 3: O[channel] dy[column...]); sum of dQ (0), dV (1), dy (2).
+  // Sums of d(matrix)[channel] x_hat[column...] (matrix 3: O[channel] dy[column...]); sum of dQ (0), dV (1), dy (2),
+  // dK (3).
   const auto product = [&](int m, int row) {
     return *reinterpret_cast<const float4*>(p.totals + row / 64 * L::kValues + (m * 64 + row % 64) * kDim + c);
   };
@@ -139,8 +141,9 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
     return p.totals[row / 64 * L::kValues + L::kSums + m * 64 + row % 64];
   };
   const float scale = matrix == 0 ? p.query_scale : 1.f;
-  float s = 0;  // sum over the tokens of dQ, dK (none: softmax does not see it) or dV
+  float s = 0;  // sum over the tokens of dQ, dK (none, but for turned keys: softmax does not see it) or dV
   if (matrix == 0) s = column_sum(0, channel) * scale;
+  if (matrix == 1 && p.rotary) s = column_sum(3, channel);
   if (matrix == 2) s = p.explicit_biases ? column_sum(1, channel) : p.totals[kTotals<kDim> + channel];
   const float4 sums = product(matrix, channel);
   const float m[kOwn] = {sums.x * scale, sums.y * scale, sums.z * scale, sums.w * scale};
@@ -192,8 +195,9 @@ Status finish(const FinishArguments& arguments, const SumArguments& sums, cudaSt
 
 }  // namespace
 
-Status finish_gradients(const PassProblem& problem, const float* slabs, const PassBackwardPlan& plan, float* totals,
-                        bool explicit_biases, const PassGradients& gradients, cudaStream_t stream) {
+Status finish_gradients(const PassProblem& problem, const float* slabs, const float* bias_slabs,
+                        const PassBackwardPlan& plan, float* totals, bool explicit_biases,
+                        const PassGradients& gradients, cudaStream_t stream) {
   FinishArguments arguments;
   arguments.weights = problem.weights;
   arguments.gradients = gradients;
@@ -201,8 +205,23 @@ Status finish_gradients(const PassProblem& problem, const float* slabs, const Pa
   arguments.query_scale = static_cast<float>(
       1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
   arguments.explicit_biases = explicit_biases;
+  arguments.rotary = problem.rotary != nullptr;
   const SumArguments sums{problem.weights, slabs, totals, static_cast<int>(plan.blocks), explicit_biases};
-  return problem.dim == 64 ? finish<64>(arguments, sums, stream) : finish<128>(arguments, sums, stream);
+  const Status status =
+      problem.dim == 64 ? finish<64>(arguments, sums, stream) : finish<128>(arguments, sums, stream);
+  const std::int64_t count = problem.heads * (2 * problem.lines.length - 1);
+  if (!status.ok() || gradients.bias == nullptr || count <= 0) return status;
+  SumJobs<float> jobs;
+  jobs.dim = plan.bias_stride;
+  SumJob<float> job;
+  job.in = bias_slabs;
+  job.out = gradients.bias;
+  job.outer_stride = plan.bias_stride;
+  job.terms = plan.blocks / plan.parts * kBiasWarps;
+  job.rows = 1;
+  job.columns = static_cast<int>(count);
+  jobs.add(job);
+  return add_up(jobs, stream, "fused pass gradients");
 }
 
 }  // namespace axial::kernels::cuda

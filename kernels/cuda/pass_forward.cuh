@@ -14,8 +14,7 @@
 
 namespace axial::kernels::cuda {
 
-// kGeneral: relative bias, causal lines, dropout. The plain kernel takes the biases of V from the
-// output's, where they were folded, and leaves those of K out, which softmax does not see. kStrips: of a line, of 1
+// kGeneral: PassOptions. The plain kernel takes the biases of V from the output's, where they were folded, and leaves those of K out, which softmax does not see. kStrips: of a line, of 1
 // also where lines share a strip; 0: any number.
 template <class S, bool kGeneral, int kStrips>
 __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThreads, 1)
@@ -186,15 +185,17 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
 
   typename Attend<S, kGeneral>::Context context = {};
   if constexpr (kGeneral) {
-    context.causal = p.causal;
-    context.threshold = p.dropout.rng != nullptr ? p.dropout.threshold : 0;
-    if (context.threshold != 0) context.key = dropout_key(p.dropout.rng[0], p.dropout.rng[1], p.dropout.stream);
+    const PassDropout& dropout = p.options.dropout;
+    context.causal = p.options.causal;
+    context.threshold = dropout.threshold;
+    if (context.threshold != 0) context.key = dropout_key(dropout.rng[0], dropout.rng[1], dropout.stream);
+    context.rotary = p.options.rotary;
 #pragma unroll
     for (int r = 0; r < 2; ++r) context.query[r] = __shfl_sync(~0u, position, g + 8 * r);
   }
   AttendShort<S, kStrips == 1 ? 1 : 2> attend_short;
   if constexpr (kStrips > 0) attend_short.init(place);
-  const float keep_scale = kGeneral ? p.dropout.scale : 1.f;
+  const float keep_scale = kGeneral ? p.options.dropout.scale : 1.f;
   int turn = 0;  // which of the two exchange areas
 
   copy_wait<L::kStages - 1>();
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     std::uint32_t o[S::kInner / 16][4];
     if constexpr (kGeneral) {
       if (context.threshold != 0) {
-        const std::int64_t line = p.dropout.first_line + tile * geometry.lines_per_tile + slot;
+        const std::int64_t line = p.options.dropout.first_line + tile * geometry.lines_per_tile + slot;
 #pragma unroll
         for (int r = 0; r < 2; ++r) context.row[r] = __shfl_sync(~0u, line, g + 8 * r) * S::kHeads;
       }
@@ -216,7 +217,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       float(&mine)[kWidth] = qkv[group % L::kBuffers];
       if (L::kAhead && group + 1 < kGroups) project(group + 1, qkv[(group + 1) % L::kBuffers]);
       if (kGeneral) {
-        context.bias = p.bias == nullptr ? nullptr : p.bias + group * S::kGroupHeads * (2 * geometry.length - 1);
+        const float* bias = p.options.bias;
+        context.bias = bias == nullptr ? nullptr : bias + group * S::kGroupHeads * (2 * geometry.length - 1);
       }
       const std::uint32_t exchange = place.first + turn * L::kExchangeBytes;
       if constexpr (kStrips > 0) {
@@ -266,27 +268,27 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
     }
     // x as the accumulators lie: [row][block of 32][4 pairs]
-    #pragma unroll
-          for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
-    #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              std::uint32_t x[4];
-              if (block < kWide) {
-                const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
-                x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-              } else {
-                const uint2 v = *reinterpret_cast<const uint2*>(
-                    shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
-                x[0] = v.x, x[1] = v.y;
-              }
-    #pragma unroll
-              for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
-                float* c = acc + 4 * (4 * block + j) + 2 * r;
-                c[0] = fmaf(c[0], scale[r], F::low(x[j]));
-                c[1] = fmaf(c[1], scale[r], F::high(x[j]));
-              }
-            }
-          }
+#pragma unroll
+    for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        std::uint32_t x[4];
+        if (block < kWide) {
+          const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
+          x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+        } else {
+          const uint2 v = *reinterpret_cast<const uint2*>(
+              shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
+          x[0] = v.x, x[1] = v.y;
+        }
+#pragma unroll
+        for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
+          float* c = acc + 4 * (4 * block + j) + 2 * r;
+          c[0] = fmaf(c[0], scale[r], F::low(x[j]));
+          c[1] = fmaf(c[1], scale[r], F::high(x[j]));
+        }
+      }
+    }
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::kInner / 16; ++i) {
@@ -294,6 +296,46 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     }
     wgmma_commit();
     __syncwarp();  // all lanes have read x
+    // What the sums hold beside x is the branch: y = x + keep (sum - x), with x read once more.
+    [[maybe_unused]] const auto drop_branch = [&] {
+      const PassDropout& dropout = p.options.projection;
+      const std::uint64_t key = branch_key(dropout);
+      const std::int64_t line = line_of(tile, slot);
+      std::int64_t from = 0;
+      std::uint64_t number = 0;
+      if (line >= 0 && in_tile) {
+        from = line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides) + position * p.x_strides.token;
+        number = token_number(geometry, p.options, static_cast<int>(line), position);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const V* x = static_cast<const V*>(p.x) + __shfl_sync(~0u, from, g + 8 * r);
+        const std::uint64_t token = __shfl_sync(~0u, number, g + 8 * r);
+        const auto drop = [&](float* c, std::uint32_t pair, std::uint32_t word, int byte) {
+          const float low = F::low(pair), high = F::high(pair);
+          c[0] = keeps_byte(word, byte, dropout.threshold) ? fmaf(c[0] - low, dropout.scale, low) : low;
+          c[1] = keeps_byte(word, byte + 1, dropout.threshold) ? fmaf(c[1] - high, dropout.scale, high) : high;
+        };
+#pragma unroll
+        for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+          float* c = acc + 16 * block + 2 * r;
+          if (block < kWide) {
+            const uint4 v = *reinterpret_cast<const uint4*>(x + 32 * block + 8 * t);
+            const uint2 draws = branch_draws(key, token, 4 * block + t);
+            drop(c, v.x, draws.x, 0);
+            drop(c + 4, v.y, draws.x, 2);
+            drop(c + 8, v.z, draws.y, 0);
+            drop(c + 12, v.w, draws.y, 2);
+          } else {
+            const uint2 v = *reinterpret_cast<const uint2*>(x + 32 * block + 4 * t),
+                        draws = branch_draws(key, token, 4 * block + (t >> 1));
+            const std::uint32_t word = (t & 1) != 0 ? draws.y : draws.x;
+            drop(c, v.x, word, 0);
+            drop(c + 4, v.y, word, 2);
+          }
+        }
+      }
+    };
     const auto store = [&] {
       const std::int64_t stride = p.y_strides.token;
       V* out[2] = {nullptr, nullptr};
@@ -315,6 +357,9 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
           if (g < rows_left) out[0] = first;
           if (g + 8 < rows_left) out[1] = first + 8 * stride;
         }
+      }
+      if constexpr (kGeneral) {
+        if (p.options.projection.threshold != 0) drop_branch();
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -106,6 +106,7 @@ struct PassBackwardPlan {
   std::size_t slab_bytes = 0;     // of a block
   std::size_t scratch_bytes = 0;  // of a chunk
   int parts = 1;                  // block b has part b % parts of the sums
+  int bias_stride = 0;            // of BiasSums; 0: no relative bias
 };
 
 template <class V>
@@ -120,8 +121,9 @@ Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& p
                          std::int64_t heads, bool general, cudaStream_t stream);
 
 // Adds the blocks' slabs in a fixed order into `totals` (a slab a part, and two sums of each channel) and unfolds
-// them into the gradients of the weights.
-Status finish_gradients(const PassProblem& problem, const float* slabs, const PassBackwardPlan& plan, float* totals,
-                        bool explicit_biases, const PassGradients& gradients, cudaStream_t stream);
+// them into the gradients of the weights; adds up the warps' sums of the relative bias (BiasSums).
+Status finish_gradients(const PassProblem& problem, const float* slabs, const float* bias_slabs,
+                        const PassBackwardPlan& plan, float* totals, bool explicit_biases,
+                        const PassGradients& gradients, cudaStream_t stream);
 
 }  // namespace axial::kernels::cuda

@@ -8,8 +8,9 @@ namespace axial::kernels::cuda {
 
 inline constexpr int kMaxPackedTogether = 16;
 
-// Biases of K and V stay explicit where rows of probabilities do not sum to one.
-inline bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0; }
+// Biases of K and V stay explicit where rows of probabilities do not sum to one, and where keys are turned: softmax
+// sees those of K then.
+inline bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0 || problem.rotary != nullptr; }
 
 // Folds, rounds and swizzles the weights of up to kMaxPackedTogether problems of one width, heads and type, which
 // for_pass_shape knows.

@@ -109,9 +109,18 @@ __host__ __device__ constexpr int qkv_row(int m, int head, int channel) {
 struct PassDropout {
   const std::uint64_t* rng;  // {seed, offset}; null: no dropout
   std::uint64_t stream;
-  std::int64_t first_line;
-  std::uint32_t threshold;
+  std::int64_t first_line;  // of projection: the first token
+  std::uint32_t threshold;  // 0: no dropout
   float scale;
+};
+
+// What the general kernels alone know.
+struct PassOptions {
+  PassDropout dropout, projection;
+  TokenStrides token_numbers;  // how projection's numbers of tokens grow
+  const float2* rotary;        // [L, d/2] cosine, sine; null: none
+  const float* bias;           // [heads, 2L-1]; null: none
+  bool causal;
 };
 
 struct PassArguments {
@@ -122,11 +131,17 @@ struct PassArguments {
   const unsigned char* packed;
   bool packed_early;  // PassProblem
   const float* sample_scale;  // null: 1
-  const float* bias;          // null: none
-  PassDropout dropout;
+  PassOptions options;
   float eps;
-  bool causal;
 };
+
+// Sums for the gradient of the relative bias: every warp that attends has its own, [heads, 2L-1], and adds to them in
+// the order of its tiles; each sum belongs to one thread.
+struct BiasSums {
+  float* slabs;  // [blocks a part][kBiasWarps][stride]; null: not wanted
+  int stride;    // floats, a multiple of 4
+};
+inline constexpr int kBiasWarps = 8;
 
 struct PassBackwardArguments {
   LineGeometry geometry;
@@ -137,10 +152,11 @@ struct PassBackwardArguments {
   const unsigned char* packed;
   bool packed_early;  // PassProblem
   float* slabs;  // [blocks][PassBackwardShape::kSlab]
+  BiasSums bias_sums;
   const float* sample_scale;
-  PassDropout dropout;
+  PassOptions options;
   float eps;
-  bool causal;
+  bool scaled;  // dy reaches the branch by a sample's scale or without some channels: in the tiles it is another one
 };
 
 // --- Backward --------------------------------------------------------------------------------------
@@ -151,7 +167,7 @@ struct PassBackwardShape {
   // Two warpgroups with a tile of kRows rows each, and a third that adds up the gradients of the weights and writes dx.
   // The numbers of the named barriers at which it meets one of the two: the tile's gradients are there and it may read
   // them (kFull), it has read them (kFree), dx lies in kStage (kStaged), it has read that (kStored).
-  static constexpr int kThreads = 384, kRows = 128, kTiles = 2, kPairThreads = 256, kFull = 3, kFree = 5, kStaged = 7,
+  static constexpr int kThreads = 384, kRows = 128, kTiles = 2, kParts = 1, kPairThreads = 256, kFull = 3, kFree = 5, kStaged = 7,
                        kStored = 9;
   // The longest line, in strips: dK, dV and the scores of a line and head stay in registers, and the general kernel
   // needs some more.
@@ -163,8 +179,8 @@ struct PassBackwardShape {
                        kKey = kRstd + 4 * kTiles * kRows, kBytes = kKey + 16;
   static constexpr int kStage = kK;  // of dx: the part of a tile that the next one needs last
   // A block's sums: [dQ, dK, dV, O][channel][64], the columns being x_hat's and, for O, dy's; then the sums over the
-  // tokens of dQ, dV and dy, [3][64].
-  static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 3 * 64;
+  // tokens of dQ, dV, dy and dK, [4][64].
+  static constexpr int kSums = 4 * 64 * 64, kSlab = kSums + 4 * 64;
 };
 
 // --- Backward in two kernels, where the gradients of the weights do not fit a block's registers ----
@@ -200,8 +216,8 @@ struct PassSplitShape {
   static constexpr int kExchangeBytes = 8 * 8192, kExchange = kQ - kX >= kExchangeBytes ? kX : kEnd,
                        kBytes = kExchange == kX ? kEnd : kEnd + kExchangeBytes;
 
-  // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV and dy, [3][64].
-  static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 3 * 64;
+  // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV, dy and dK, [4][64].
+  static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 4 * 64;
 
   // Shared memory of the products' kernel: weights, a ring of stages (two half images each), a tile of ones, what the
   // warpgroups exchange, the places of 64 rows, and the ring's barriers.
@@ -223,10 +239,11 @@ struct PassSplitArguments {
   float* slabs;               // [blocks][kSlab]; block b belongs to part b % kParts
   int first_tile, last_tile;  // the chunk
   int blocks;                 // that left slabs: of the gradients' kernel
+  BiasSums bias_sums;
   const float* sample_scale;
-  PassDropout dropout;
+  PassOptions options;
   float eps;
-  bool causal;
+  bool scaled;       // as in PassBackwardArguments
   bool same_layout;  // dy as x
 };
 

@@ -48,6 +48,13 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   release_next();
 
   typename Attend::Context context = Attend::context_of(p, shared);
+  if constexpr (kGeneral) {
+    if (p.bias_sums.slabs != nullptr && p.first_tile == 0) {
+      const int own = L::kPartHeads * (2 * geometry.length - 1), first = part * own;
+      clear_diagonals(own_bias_sums<L>(p.bias_sums) + first,
+                      part + 1 == L::kParts ? p.bias_sums.stride - first : own);
+    }
+  }
   const bool shared_strip = geometry.pitch < 16;
   const std::uint32_t tile_x = wgmma_operand(base + L::kX), tile_dy = wgmma_operand(base + L::kDy),
                       w_qkv = wgmma_operand(base + L::kQkv), w_out = wgmma_operand(base + L::kOut);
@@ -124,15 +131,6 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
-        const int line = place.line_of(tile, g + 8 * r);
-        if (p.sample_scale != nullptr && line >= 0) {
-          const float scale = __ldg(p.sample_scale + place.sample_of(line));
-#pragma unroll
-          for (int k = 0; k < 8 * kBlocks; ++k) {
-            std::uint32_t& u = reinterpret_cast<std::uint32_t*>(&gr[2 * kBlocks * r + (k >> 2)])[k & 3];
-            u = F::pair(F::low(u) * scale, F::high(u) * scale);
-          }
-        }
         const int row = 16 * late(this_warp) + g + 8 * r;
         if (part == 0 && t == 0) reinterpret_cast<float*>(scratch_of(tile) + L::kTileImages * L::kImage)[row] = rstd;
 #pragma unroll
@@ -140,6 +138,20 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           const std::uint32_t to = base + (i >> 1) * L::kImage + row * 128 + ((group(i & 1) ^ (g & 7)) << 4);
           store_shared(to + L::kX, xr[2 * kBlocks * r + i]);
           store_shared(to + L::kDy, gr[2 * kBlocks * r + i]);
+        }
+      }
+      if (p.scaled) {  // in a loop of its own: what few runs need must not take registers of all
+#pragma unroll 1
+        for (int i = 0; i < 4 * kBlocks; ++i) {
+          const int r = i / (2 * kBlocks), own = g + 8 * r, block = i % (2 * kBlocks) >> 1;
+          const int line = place.line_of(tile, own), in_block = group(i & 1);
+          if (line < 0) continue;
+          const int sample = place.sample_of(line);
+          const float scale = p.sample_scale == nullptr ? 1.f : __ldg(p.sample_scale + sample);
+          const std::uint32_t at = base + L::kDy + block * L::kImage + (16 * late(this_warp) + own) * 128 +
+                                   ((in_block ^ (g & 7)) << 4);
+          store_shared(at, scaled_dy<F, kGeneral>(load_shared(at), scale, p.options, geometry, line,
+                                                  place.position_of(own), 8 * block + in_block));
         }
       }
     }
@@ -190,9 +202,21 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
           b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
         }
-        store_tiles(at(L::kQ + matrix * L::kImage, 2 * (c % 4)), F::pair(v[0] + b0.x, v[1] + b0.y),
-                    F::pair(v[2] + b0.x, v[3] + b0.y), F::pair(v[4] + b1.x, v[5] + b1.y),
-                    F::pair(v[6] + b1.x, v[7] + b1.y));
+        // Of rows g and g + 8; two channels from 2t on, and two from 2t + 8 on.
+        const auto rounded = [&](int r, int n) {
+          const float2 b = n == 0 ? b0 : b1;
+          float2 u = {v[4 * n + 2 * r] + b.x, v[4 * n + 2 * r + 1] + b.y};
+          if constexpr (kGeneral) {
+            if (matrix < 2 && p.options.rotary != nullptr) {
+              const RowPlace<kStrips> place{geometry, late(this_warp)};
+              const int position = min(place.position_of((lane >> 2) + 8 * r), geometry.length - 1);
+              u = turn(u, rotary_angle<S>(p.options.rotary, position, row % S::kHeadDim + 8 * n + 2 * t));
+            }
+          }
+          return F::pair(u.x, u.y);
+        };
+        store_tiles(at(L::kQ + matrix * L::kImage, 2 * (c % 4)), rounded(0, 0), rounded(1, 0), rounded(0, 1),
+                    rounded(1, 1));
       }
     }
     if (threadIdx.x == 0) bulk_wait_read();  // x_hat's and dy's place serves the exchange below
@@ -207,7 +231,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
       for (int item = kItems * team / teams; item < kItems * (team + 1) / teams; ++item) {
         const int line = item / L::kPartHeads, column = item % L::kPartHeads;
         if constexpr (kGeneral) {
-          context.first_line = p.dropout.first_line + static_cast<std::int64_t>(tile) * geometry.lines_per_tile +
+          context.first_line = p.options.dropout.first_line + static_cast<std::int64_t>(tile) * geometry.lines_per_tile +
                                (shared_strip ? line * (16 / geometry.pitch) : line);
         }
         Attend::run(base, line * (16 * kStrips), column, part * L::kPartHeads + column, this_warp % kSplit,

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
           const auto put = [&](std::int64_t to, const uint4& v) {
             if (to != kNoRow) *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;
           };
-          if (p.sample_scale == nullptr) {
+          if (!p.scaled) {
             constexpr int kTurns = (64 + kRows - 1) / kRows;
 #pragma unroll 4
             for (int k = 0; k < kTurns; ++k) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   const std::uint32_t weights = wgmma_operand(base), ones = wgmma_operand(base + kOnes);
   float* slab = kGradients ? p.slabs + static_cast<std::int64_t>(blockIdx.x) * L::kSlab : nullptr;
   const int channel = (warp & 3) * 16 + (lane_id() >> 2);
-  // Warpgroup 0: dQ, dK; 1: dV, O. Sums of dQ, of dV, and of this part's channels of dy.
+  // Warpgroup 0: dQ, dK and their sums; 1: dV, O, the sums of dV and of this part's channels of dy.
   float dw[2][S::kDim / 2], sums[2][2];
   const auto slab_at = [&](int m, int i) {  // of values 2 i, 2 i + 1 of dw[m]
     const int n = i / 2, r = i % 2;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        sums[m][r] = fresh ? 0 : slab[L::kSums + (m == 0 ? group : 2) * 64 + channel + 8 * r];
+        sums[m][r] = fresh ? 0 : slab[L::kSums + (m == 0 ? group : 3 - group) * 64 + channel + 8 * r];
     }
   }
   const auto stage_address = [&](int stage) { return base + kStages + stage * kStage; };
@@ -177,14 +177,14 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     const std::uint32_t a0 = wgmma_operand(stage_address(own)), a1 = a0 + 512,
                         x_hat = wgmma_operand(stage_address(of_x), kHalfImage),
                         dy = wgmma_operand(stage_address(of_dy), kHalfImage);
-    const std::uint32_t b1 = group == 0 ? x_hat : dy;
+    const std::uint32_t b1 = group == 0 ? x_hat : dy, second = group == 0 ? a1 : dy + part * 512;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       Wgmma<V, S::kDim>::template ss<1, 1>(dw[0], a0 + 128 * k, x_hat + 128 * k, true);
       Wgmma<V, S::kDim>::template ss<1, 1>(dw[1], a1 + 128 * k, b1 + 128 * k, true);
       Wgmma<V, 8>::template ss<1, 0>(columns[0], a0 + 128 * k, ones, k != 0);
-      Wgmma<V, 8>::template ss<1, 0>(columns[1], dy + part * 512 + 128 * k, ones, k != 0);
+      Wgmma<V, 8>::template ss<1, 0>(columns[1], second + 128 * k, ones, k != 0);
     }
     wgmma_commit();
   };
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       for (int i = 0; i < kTiles; ++i) {
         std::uint32_t x[4], dy[4] = {0, 0, 0, 0}, out[4];
         load_tiles(at(i), x);
-        if (p.sample_scale == nullptr) load_tiles(at(i) + to_dy, dy);
+        if (!p.scaled) load_tiles(at(i) + to_dy, dy);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int r = j & 1;
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         slab[L::kSums + group * 64 + channel + 8 * r] = sums[0][r];
-        if (group == 0) slab[L::kSums + 128 + channel + 8 * r] = sums[1][r];
+        slab[L::kSums + (3 - group) * 64 + channel + 8 * r] = sums[1][r];
       }
     }
   }

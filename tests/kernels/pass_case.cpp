@@ -53,10 +53,11 @@ std::string PassCase::describe() const {
   std::ostringstream text;
   text << "outer " << outer[0] << "x" << outer[1] << "x" << outer[2] << " L " << length << " D " << dim << " heads "
        << heads << " " << name(dtype) << (causal ? " causal" : "") << (qkv_bias ? " qkv bias" : "")
-       << (bias ? " bias" : "") << (sample_scale ? " sample scale" : "") << " dropout " << dropout << " x "
-       << x_offset << " + " << x_gain << " n, dy " << dy_gain << " n, gains " << score_gain << " " << out_gain
-       << " x " << layout(x) << " y " << layout(y) << " dy " << layout(dy) << " dx " << layout(dx) << " shift "
-       << shift << " " << token_shift << " seed " << seed;
+       << (bias ? " bias" : "") << (sample_scale ? " sample scale" : "") << (rotary ? " rotary" : "") << " dropout "
+       << dropout << " of the branch " << projection << (numbers == TokenNumbers::kColumns ? " by columns" : "")
+       << " x " << x_offset << " + " << x_gain << " n, dy " << dy_gain << " n, gains " << score_gain << " "
+       << out_gain << " x " << layout(x) << " y " << layout(y) << " dy " << layout(dy) << " dx " << layout(dx)
+       << " shift " << shift << " " << token_shift << " seed " << seed;
   return text.str();
 }
 
@@ -76,6 +77,35 @@ Case PassCase::tokens() const {
   c.dtype = dtype;
   c.shift = token_shift;
   return c;
+}
+
+void PassCase::set_projection(PassProblem* problem) const {
+  problem->projection.p = projection;
+  problem->projection.stream = stream + (std::uint64_t{1} << 32);
+  problem->projection.first_line = first_token;
+  const std::int64_t across = outer[1] * outer[2];
+  const bool rows = numbers == TokenNumbers::kRows;
+  problem->projection_outer[0] = across * length;
+  problem->projection_outer[1] = outer[2] * (rows ? length : 1);
+  problem->projection_outer[2] = rows ? length : 1;
+  problem->projection_token = rows ? 1 : across;
+}
+
+std::vector<std::uint8_t> PassCase::by_line(const Bytes& keep) const {
+  PassProblem problem;
+  set_projection(&problem);
+  std::vector<std::uint8_t> result;
+  result.reserve(keep.size());
+  for (std::int64_t line = 0; line < lines().count(); ++line) {
+    const std::int64_t at[kMaxOuter] = {line / outer[2] / outer[1], line / outer[2] % outer[1], line % outer[2]};
+    for (std::int64_t t = 0; t < length; ++t) {
+      std::int64_t number = t * problem.projection_token;
+      for (int i = 0; i < kMaxOuter; ++i) number += at[i] * problem.projection_outer[i];
+      const auto from = keep.begin() + number * dim;
+      result.insert(result.end(), from, from + dim);
+    }
+  }
+  return result;
 }
 
 Operand make_tokens(const PassCase& c, TokenLayout layout) {
@@ -116,6 +146,35 @@ std::shared_ptr<Bytes> float_array(const PassCase& c, const std::vector<double>&
   return buffer;
 }
 
+std::size_t rotary_offset(const PassCase& c) {
+  return static_cast<std::size_t>(2 * c.shift) * accumulator_size(c.dtype);
+}
+
+namespace {
+
+// Cosine and sine of random angles, as the type of the table holds them.
+void make_rotary(const PassCase& c, PassInputs& in) {
+  Random random(2 * c.seed + 7000003);
+  const std::int64_t pairs = c.length * (c.dim / c.heads / 2);
+  std::vector<double>& values = in.reference.rotary;
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    const double angle = 2 * std::numbers::pi * static_cast<double>(random.bits() >> 11) * 0x1p-53;
+    values.push_back(std::cos(angle));
+    values.push_back(std::sin(angle));
+  }
+  if (c.dtype != DType::kFloat64) round_to_float(values);
+  const std::size_t size = accumulator_size(c.dtype);
+  in.rotary = sentinel_buffer(2 * c.shift + 2 * pairs, size);
+  std::uint8_t* to = in.rotary->data() + rotary_offset(c);
+  for (const double value : values) {
+    const float narrow = static_cast<float>(value);
+    std::memcpy(to, size == sizeof(double) ? static_cast<const void*>(&value) : &narrow, size);
+    to += size;
+  }
+}
+
+}  // namespace
+
 PassInputs make_pass_inputs(const PassCase& c) {
   PassInputs in;
   PassReferenceInput& r = in.reference;
@@ -125,6 +184,7 @@ PassInputs make_pass_inputs(const PassCase& c) {
   r.eps = static_cast<float>(c.eps());
   r.causal = c.causal;
   r.keep_scale = dropout_rate(c.dropout).scale;
+  r.projection_scale = dropout_rate(c.projection).scale;
   r.set_dense();
 
   // The weights do not depend on how many tokens there are.
@@ -147,6 +207,7 @@ PassInputs make_pass_inputs(const PassCase& c) {
   const std::uint64_t rng[2] = {c.rng_seed, c.rng_offset};
   in.rng = std::make_shared<Bytes>(sizeof(rng));
   std::memcpy(in.rng->data(), rng, sizeof(rng));
+  if (c.rotary) make_rotary(c, in);
 
   Random data(2 * c.seed + 1);
   if (c.sample_scale) {  // stochastic depth drops some samples
@@ -203,7 +264,7 @@ PassCase random_pass_case(std::uint64_t seed) {
   if (random.one_in(3)) c.outer[2] = random.below(3) + 2;
   c.causal = random.one_in(4);
   c.qkv_bias = random.one_in(2);
-  c.bias = random.one_in(trained ? 8 : 3);
+  c.bias = random.one_in(3);
   c.sample_scale = random.one_in(4);
   if (random.one_in(4)) c.dropout = static_cast<double>(random.below(6) + 1) / 10;
   c.rng_seed = random.bits();
@@ -227,6 +288,10 @@ PassCase random_pass_case(std::uint64_t seed) {
     c.dx = random.of(layouts);
   }
   c.shift = random.one_in(3) ? random.below(4) : 0;
+  c.rotary = random.one_in(4);
+  if (random.one_in(4)) c.projection = static_cast<double>(random.below(6) + 1) / 10;
+  if (random.one_in(2)) c.numbers = TokenNumbers::kColumns;
+  c.first_token = random.below(std::int64_t{1} << 34);
   return c;
 }
 
@@ -264,6 +329,7 @@ PassCase random_cpu_pass_case(std::uint64_t seed) {
   c.bias = random.one_in(3);
   c.token_shift = random.one_in(3) ? random.below(8) : 0;
   c.dy_gain = c.x_gain != 1 && c.dtype == DType::kFloat16 ? 0.125 : 1;
+  c.rotary = c.dim / c.heads % 2 == 0 && random.one_in(3);
   return c;
 }
 

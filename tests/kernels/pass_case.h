@@ -26,6 +26,12 @@ enum class TokenLayout {
   kExpanded,       // one token, all strides 0; for dy only
 };
 
+// How the tokens are numbered for the dropout on the branch.
+enum class TokenNumbers {
+  kRows,     // o0 o1 o2 L
+  kColumns,  // o0 L o1 o2
+};
+
 struct PassCase {
   std::int64_t outer[kMaxOuter] = {2, 3, 1};
   std::int64_t length = 16;
@@ -34,9 +40,13 @@ struct PassCase {
   Math math = Math::kStrict;
   bool portable = false;
   bool causal = false, qkv_bias = false, bias = false, sample_scale = false;
+  bool rotary = false;  // by angles without any pattern
   double dropout = 0;
+  double projection = 0;  // dropout on the branch
   std::uint64_t rng_seed = 0x1234, rng_offset = 5, stream = 3;
   std::int64_t first_line = 0;
+  TokenNumbers numbers = TokenNumbers::kRows;
+  std::int64_t first_token = 0;
   // x is x_offset + x_gain times a normal number, eps is 1e-5 x_gain^2: LayerNorm does not notice the gain, but with
   // a small one the residual vanishes beside the branch.
   double x_offset = 0, x_gain = 1;
@@ -52,6 +62,11 @@ struct PassCase {
   Lines lines() const;
   double eps() const { return 1e-5 * x_gain * x_gain; }
   Case tokens() const;  // x, y, dy or dx as a tensor of attention_case.h
+  std::int64_t token_count() const { return lines().count() * length; }
+  // The dropout on the branch, but for where its random state lies.
+  void set_projection(PassProblem* problem) const;
+  // keep[number - first_token, D], as features.h draws it, in the order of the reference.
+  std::vector<std::uint8_t> by_line(const Bytes& keep) const;
 };
 
 // D and heads for which there are kernels.
@@ -61,10 +76,10 @@ struct PassWidth {
 inline constexpr PassWidth kPassWidths[] = {{32, 2}, {32, 1}, {48, 3}, {48, 2}, {48, 1},  {64, 4},  {64, 2}, {64, 1},
                                             {96, 6}, {96, 4}, {96, 3}, {96, 2}, {128, 8}, {128, 4}, {128, 2}};
 
-// Inputs of a case as the kernels get them, and the same numbers for the reference, which lacks the dropout mask.
+// Inputs of a case as the kernels get them, and the same numbers for the reference, which lacks the dropout masks.
 struct PassInputs {
   Operand x, dy;
-  std::shared_ptr<Bytes> parameters[kPassParameterCount], sample_scale, rng;
+  std::shared_ptr<Bytes> parameters[kPassParameterCount], sample_scale, rotary, rng;
   PassReferenceInput reference;
 };
 
@@ -72,6 +87,8 @@ PassInputs make_pass_inputs(const PassCase& c);
 Operand make_tokens(const PassCase& c, TokenLayout layout);
 // An array of float32 behind c.shift floats.
 std::shared_ptr<Bytes> float_array(const PassCase& c, const std::vector<double>& values);
+// Bytes before the rotary table in its buffer, which starts at a pair.
+std::size_t rotary_offset(const PassCase& c);
 
 // The lines of `base` over and over: `c` is `base` with more lines, without dropout; with a sample scale it has more
 // samples. The reference stays that of `base`.

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/features.h"
+
 namespace axial::kernels::testing {
 namespace {
 
@@ -52,10 +54,16 @@ PassRun::PassRun(const PassCase& c, const PassInputs& inputs)
   problem.portable = c.portable;
   problem.eps = c.eps();
   problem.causal = c.causal;
+  const auto rng = [&](double p) {
+    return p > 0 ? static_cast<const std::uint64_t*>(device_.put(inputs.rng)) : nullptr;
+  };
   problem.dropout.p = c.dropout;
-  problem.dropout.rng = c.dropout > 0 ? static_cast<const std::uint64_t*>(device_.put(inputs.rng)) : nullptr;
+  problem.dropout.rng = rng(c.dropout);
   problem.dropout.stream = c.stream;
   problem.dropout.first_line = c.first_line;
+  c.set_projection(&problem);
+  problem.projection.rng = rng(c.projection);
+  if (c.rotary) problem.rotary = static_cast<std::uint8_t*>(device_.put(inputs.rotary)) + rotary_offset(c);
   for (int i = 0; i < kPassParameterCount; ++i) {
     problem.weights.*kPassParameters[i].weight = floats(inputs.parameters[i]);
   }
@@ -70,6 +78,10 @@ PassRun::PassRun(const PassCase& c, const PassInputs& inputs)
   if (c.dropout > 0) {
     keep_ = std::make_shared<Bytes>(lines_of(c.tokens()) * c.heads * c.length * c.length, kSentinel);
     mask_ = static_cast<std::uint8_t*>(device_.put(keep_));
+  }
+  if (c.projection > 0) {
+    projection_keep_ = std::make_shared<Bytes>(c.token_count() * c.dim, kSentinel);
+    projection_mask_ = static_cast<std::uint8_t*>(device_.put(projection_keep_));
   }
   if (!backward_chosen()) return;
   dy = tokens_of<ConstTokens>(c, inputs.dy, device_, true);
@@ -94,9 +106,13 @@ Status PassRun::backward(CUstream_st* stream) {
   return cuda::pass_backward(problem, packed, dy, dx, gradients, workspace, workspace_bytes, stream);
 }
 
-Status PassRun::draw_mask(CUstream_st* stream) {
-  if (keep_ == nullptr) return {};
-  return cuda::dropout_mask(problem.lines, problem.heads, problem.dropout, mask_, stream);
+Status PassRun::draw_masks(CUstream_st* stream) {
+  Status status;
+  if (keep_ != nullptr) {
+    status = cuda::dropout_mask(problem.lines, problem.heads, problem.dropout, mask_, stream);
+  }
+  if (!status.ok() || projection_keep_ == nullptr) return status;
+  return cuda::feature_mask(case_.token_count(), case_.dim, problem.projection, projection_mask_, stream);
 }
 
 std::vector<std::shared_ptr<Bytes>> PassRun::outputs() const {
@@ -110,7 +126,9 @@ std::vector<std::shared_ptr<Bytes>> PassRun::outputs() const {
 
 void PassRun::poison() {
   std::vector<std::shared_ptr<Bytes>> buffers = outputs();
-  if (keep_ != nullptr) buffers.push_back(keep_);
+  for (const auto& mask : {keep_, projection_keep_}) {
+    if (mask != nullptr) buffers.push_back(mask);
+  }
   for (const auto& buffer : buffers) {
     std::fill(buffer->begin(), buffer->end(), kSentinel);
     device_.refresh(buffer);
@@ -138,6 +156,7 @@ PassOutputs PassRun::fetch() {
     out.sentinels += check_accumulator_sentinels(tokens, kPassParameters[i].name, *gradients_[i]);
   }
   if (keep_ != nullptr) out.keep = *keep_;
+  if (projection_keep_ != nullptr) out.projection_keep = case_.by_line(*projection_keep_);
   for (const auto& buffer : outputs()) out.bytes.insert(out.bytes.end(), buffer->begin(), buffer->end());
   if (!poisoning()) out.sentinels.clear();
   return out;
@@ -146,7 +165,7 @@ PassOutputs PassRun::fetch() {
 PassOutputs run_pass(const PassCase& c, const PassInputs& inputs) {
   PassRun run(c, inputs);
   Status status = run.chosen;
-  if (status.ok()) status = run.draw_mask();
+  if (status.ok()) status = run.draw_masks();
   if (status.ok()) status = run.pack();
   if (status.ok()) status = run.forward();
   if (status.ok() && run.backward_chosen()) status = run.backward();
@@ -214,10 +233,18 @@ std::string report(const PassCase& c, const PassOutputs& out, PassReferenceInput
   std::string problems = out.status.ok() ? "" : std::string("status: ") + out.status.message;
   if (out.status.ok()) {
     input.keep = out.keep;
+    input.projection_keep = out.projection_keep;
     if (out.dx.empty()) input.dy.clear();
     problems = out.sentinels + compare_pass(c, out, input, pass_reference(input), repeats);
   }
   return problems.empty() ? "" : problems + "[" + c.describe() + "]";
+}
+
+// Has the problem no kernel, and does the caller ask for why?
+bool uncovered(const PassOutputs& out, std::string* unsupported) {
+  if (unsupported == nullptr || out.chosen || out.status.code != Code::kUnsupported) return false;
+  *unsupported = out.status.message;
+  return true;
 }
 
 }  // namespace
@@ -225,16 +252,14 @@ std::string report(const PassCase& c, const PassOutputs& out, PassReferenceInput
 std::string check_pass(const PassCase& c, std::string* unsupported) {
   PassInputs in = make_pass_inputs(c);
   const PassOutputs out = run_pass(c, in);
-  if (unsupported != nullptr && !out.chosen && out.status.code == Code::kUnsupported) {
-    *unsupported = out.status.message;
-    return "";
-  }
+  if (uncovered(out, unsupported)) return "";
   return report(c, out, in.reference, 1);
 }
 
-std::string check_repeated_pass(const PassCase& c, const PassCase& base) {
+std::string check_repeated_pass(const PassCase& c, const PassCase& base, std::string* unsupported) {
   PassInputs in = repeated_inputs(c, base);
   const PassOutputs out = run_pass(c, in);
+  if (uncovered(out, unsupported)) return "";
   return report(c, out, in.reference, lines_of(c.tokens()) / lines_of(base.tokens()));
 }
 

@@ -17,13 +17,14 @@
 namespace axial::kernels::testing {
 
 struct PassOutputs {
-  bool chosen = false;             // does choose_pass know a kernel?
-  Status status;                   // of the first call that failed
-  std::vector<double> y, dx;       // dense [lines, L, D]; dx is empty without a backward
-  PassParameters gradients;        // as wide as the weights
-  std::vector<std::uint8_t> keep;  // [lines, heads, L, L]; empty without dropout
-  std::string sentinels;           // empty, or what was written where it should not be
-  Bytes bytes;                     // all output buffers, for bit-exact comparison
+  bool chosen = false;                        // does choose_pass know a kernel?
+  Status status;                              // of the first call that failed
+  std::vector<double> y, dx;                  // dense [lines, L, D]; dx is empty without a backward
+  PassParameters gradients;                   // as wide as the weights
+  std::vector<std::uint8_t> keep;             // [lines, heads, L, L]; empty without dropout
+  std::vector<std::uint8_t> projection_keep;  // [lines, L, D]; likewise
+  std::string sentinels;                      // empty, or what was written where it should not be
+  Bytes bytes;                                // all output buffers, for bit-exact comparison
 };
 
 // A problem on the current device. Everything is allocated at once, so that calls can be captured.
@@ -35,9 +36,9 @@ class PassRun {
   Status pack(CUstream_st* stream = nullptr);
   Status forward(CUstream_st* stream = nullptr);
   Status backward(CUstream_st* stream = nullptr);
-  // cuda::dropout_mask of the problem's own Dropout; nothing without dropout.
-  Status draw_mask(CUstream_st* stream = nullptr);
-  // Outputs and mask are NaN again.
+  // cuda::dropout_mask and cuda::feature_mask of the problem's own Dropouts; nothing without dropout.
+  Status draw_masks(CUstream_st* stream = nullptr);
+  // Outputs and masks are NaN again.
   void poison();
   PassOutputs fetch();
 
@@ -58,11 +59,11 @@ class PassRun {
   const PassInputs& inputs_;
   DeviceBuffers device_{Device::kCuda};
   Operand y_, dx_;
-  std::shared_ptr<Bytes> gradients_[kPassParameterCount], keep_, packed_, workspace_;
-  std::uint8_t* mask_ = nullptr;
+  std::shared_ptr<Bytes> gradients_[kPassParameterCount], keep_, projection_keep_, packed_, workspace_;
+  std::uint8_t *mask_ = nullptr, *projection_mask_ = nullptr;
 };
 
-// pack, forward, the backward where there is one, and the mask.
+// pack, forward, the backward where there is one, and the masks.
 PassOutputs run_pass(const PassCase& c, const PassInputs& inputs);
 
 // One line a difference, empty where all is well. `repeats`: how often the reference's lines occur in `out`; y and dx
@@ -74,7 +75,7 @@ std::string compare_pass(const PassCase& c, const PassOutputs& out, const PassRe
 // there is no kernel, `unsupported` gets its message if it is given.
 std::string check_pass(const PassCase& c, std::string* unsupported = nullptr);
 // The same for repeated_inputs.
-std::string check_repeated_pass(const PassCase& c, const PassCase& base);
+std::string check_repeated_pass(const PassCase& c, const PassCase& base, std::string* unsupported = nullptr);
 
 // The fixture of tests of what runs on any card.
 class LinePassTest : public ::testing::Test {

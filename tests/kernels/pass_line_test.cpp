@@ -128,6 +128,20 @@ TEST_F(LinePass, Case08_DropoutMasks) {
   });
 }
 
+TEST_F(LinePass, RotaryAndProjectionDropout) {
+  std::string unsupported;
+  for_line_cases({1, 7, 16, 32}, [&](PassCase c) {
+    c.outer[1] = 5;
+    for (int option = 0; option < 3; ++option) {
+      c.rotary = option != 1;
+      c.projection = option != 0 ? 0.2 : 0;
+      c.numbers = c.length == 7 ? TokenNumbers::kColumns : TokenNumbers::kRows;
+      EXPECT_EQ(check_pass(c, &unsupported), "");
+    }
+  });
+  if (!unsupported.empty()) GTEST_SKIP() << "some have no kernel: " << unsupported;
+}
+
 TEST_F(LinePass, Case09_TwiceIsBitIdentical) {
   for_line_cases({7, 32}, [](PassCase c) {
     c.outer[0] = 16;

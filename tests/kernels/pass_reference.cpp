@@ -83,6 +83,21 @@ class Pass {
     return static_cast<std::size_t>(head * (2 * length - 1) + i - j + length - 1);
   }
   std::int64_t keys(std::int64_t query) const { return in.causal ? query + 1 : length; }
+  // s_b drop: what channel c of a token's branch is multiplied by.
+  double branch_scale(std::int64_t t, std::int64_t c) const {
+    if (in.projection_keep.empty()) return sample_scale;
+    return in.projection_keep[(line * length + t) * dim + c] != 0 ? sample_scale * in.projection_scale : 0;
+  }
+  // Q and K of a token [2, D], or their gradients, turn by its angles; `sign` -1: back.
+  void turn(double* row, std::int64_t t, double sign) const {
+    if (in.rotary.empty()) return;
+    for (std::int64_t pair = 0; pair < dim; ++pair, row += 2) {
+      const double* angle = &in.rotary[(t * (d / 2) + pair % (d / 2)) * 2];
+      const double a = row[0], b = row[1], sine = sign * angle[1];
+      row[0] = a * angle[0] - b * sine;
+      row[1] = a * sine + b * angle[0];
+    }
+  }
 
   void forward() {
     x_hat.assign(length * dim, 0);
@@ -103,6 +118,7 @@ class Pass {
       double* to = &qkv[t * 3 * dim];
       std::copy(w.qkv_bias.begin(), w.qkv_bias.end(), to);
       multiply(&z[t * dim], qkv_turned.data(), to, dim, 3 * dim);
+      turn(to, t, 1);
     }
     for (std::int64_t head = 0; head < heads; ++head) {
       for (std::int64_t i = 0; i < length; ++i) attend(head, i);
@@ -110,7 +126,7 @@ class Pass {
     for (std::int64_t t = 0; t < length; ++t) {
       Values u = w.out_bias;
       multiply(&o[t * dim], out_turned.data(), u.data(), dim, dim);
-      add(sample_scale, u.data(), out.y.data() + token(t), dim);
+      for (std::int64_t c = 0; c < dim; ++c) out.y[token(t) + c] += branch_scale(t, c) * u[c];
     }
   }
 
@@ -139,7 +155,7 @@ class Pass {
     d_o.assign(length * dim, 0);
     Values du(dim);
     for (std::int64_t t = 0; t < length; ++t) {
-      for (std::int64_t c = 0; c < dim; ++c) du[c] = sample_scale * in.dy[token(t) + c];
+      for (std::int64_t c = 0; c < dim; ++c) du[c] = branch_scale(t, c) * in.dy[token(t) + c];
       add(1, du.data(), g.out_bias.data(), dim);
       outer_product(du.data(), &o[t * dim], g.out_weight.data(), dim, dim);
       multiply(du.data(), w.out_weight.data(), &d_o[t * dim], dim, dim);
@@ -149,7 +165,8 @@ class Pass {
     }
     Values dz(dim);
     for (std::int64_t t = 0; t < length; ++t) {
-      const double* d_row = &d_qkv[t * 3 * dim];
+      double* d_row = &d_qkv[t * 3 * dim];
+      turn(d_row, t, -1);
       if (!g.qkv_bias.empty()) add(1, d_row, g.qkv_bias.data(), 3 * dim);
       outer_product(d_row, &z[t * dim], g.qkv_weight.data(), 3 * dim, dim);
       std::fill(dz.begin(), dz.end(), 0);

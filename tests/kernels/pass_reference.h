@@ -41,6 +41,10 @@ struct PassReferenceInput {
   std::vector<double> sample_scale;  // [outer0]; empty: 1
   std::vector<std::uint8_t> keep;    // [lines, heads, L, L]; empty: no dropout
   double keep_scale = 1;             // 1 / (1 - p)
+  std::vector<double> rotary;        // [L, d/2, 2] cosine and sine; empty: nothing turns
+  // Of the branch's output, [lines, L, D], and its 1 / (1 - p); empty: no dropout.
+  std::vector<std::uint8_t> projection_keep;
+  double projection_scale = 1;
   // Where x, dy, y and dx lie, all alike: strides in elements of [outer0, outer1, outer2, token, channel], the
   // channels adjacent.
   std::int64_t outer_stride[kMaxOuter] = {0, 0, 0};

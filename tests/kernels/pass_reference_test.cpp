@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <numeric>
 #include <random>
 
@@ -14,6 +16,7 @@ constexpr std::int64_t kBatch = 2, kHeight = 3, kWidth = 4, kDim = 6;
 
 struct Options {
   bool columns = false, causal = false, qkv_bias = false, bias = false, dropout = false, sample_scale = false;
+  bool rotary = false, projection = false;
 };
 
 // A pass over the rows or columns of x[B, H, W, D].
@@ -51,6 +54,17 @@ PassReferenceInput image(const Options& options, std::int64_t heads = 2) {
     for (std::uint8_t& keep : in.keep) keep = generator() % 4 != 0;
     in.keep_scale = 4.0 / 3;
   }
+  if (options.rotary) {
+    for (const double angle : values(in.lines.length * (kDim / heads / 2), 0, 2)) {
+      in.rotary.push_back(std::cos(angle));
+      in.rotary.push_back(std::sin(angle));
+    }
+  }
+  if (options.projection) {
+    in.projection_keep.resize(in.x.size());
+    for (std::uint8_t& keep : in.projection_keep) keep = generator() % 3 != 0;
+    in.projection_scale = 1.5;
+  }
   return in;
 }
 
@@ -85,6 +99,9 @@ TEST(PassReference, GradientsAreFiniteDifferences) {
       {.columns = true, .bias = true},
       {.dropout = true, .sample_scale = true},
       {.columns = true, .causal = true, .qkv_bias = true, .bias = true, .dropout = true, .sample_scale = true},
+      {.sample_scale = true, .projection = true},
+      {.columns = true, .causal = true, .rotary = true},
+      {.qkv_bias = true, .bias = true, .dropout = true, .sample_scale = true, .rotary = true, .projection = true},
   };
   int count = 0;
   for (const Options& option : options) {
@@ -110,8 +127,8 @@ TEST(PassReference, ColumnsEqualTransposedRows) {
     }
     return result;
   };
-  const PassReferenceInput columns =
-      image({.columns = true, .causal = true, .bias = true, .dropout = true, .sample_scale = true});
+  const PassReferenceInput columns = image(
+      {.columns = true, .causal = true, .bias = true, .dropout = true, .sample_scale = true, .rotary = true}, 3);
   PassReferenceInput rows = columns;
   rows.set_dense();
   rows.x = turned(columns.x);
@@ -138,6 +155,54 @@ TEST(PassReference, TheResidual) {
   const PassReferenceOutput same = pass_reference(in);
   EXPECT_EQ(same.y, in.x);
   EXPECT_EQ(same.dx, in.dy);
+}
+
+// A token that is dropped whole keeps x, and its gradient is dy's alone.
+TEST(PassReference, DroppedTokens) {
+  PassReferenceInput in = image({});
+  const PassReferenceOutput plain = pass_reference(in);
+  in.projection_keep.assign(in.x.size(), 0);
+  std::fill_n(in.projection_keep.begin(), kDim, 1);  // all but the first token of the first line
+  in.projection_scale = 3;
+  const PassReferenceOutput out = pass_reference(in);
+  for (std::size_t i = 0; i < in.x.size(); ++i) {
+    EXPECT_NEAR(out.y[i], in.x[i] + (i < kDim ? 3 * (plain.y[i] - in.x[i]) : 0), 1e-14);
+    if (i >= kWidth * kDim) {
+      EXPECT_EQ(out.dx[i], in.dy[i]);  // the other lines
+    }
+  }
+}
+
+// All tokens are alike, q = (1, 0) and k = (0, -1): the score of two is the sine of the angle from query to key.
+TEST(PassReference, AnglesOfRotation) {
+  PassReferenceInput in;
+  in.dim = 2;
+  in.heads = 1;
+  in.lines.length = 2;
+  in.set_dense();
+  in.x = {1, 2, 3, 4};
+  in.weights.norm_weight = {0, 0};
+  in.weights.norm_bias = {1, 0};
+  in.weights.qkv_weight = {1, 0, 0, 0, 0, 0, -1, 0, 1, 0, 1, 0};
+  in.weights.out_weight = {1, 0, 0, 1};
+  in.weights.out_bias = {0, 0};
+  const double angle = 0.5;
+  in.rotary = {1, 0, std::cos(angle), std::sin(angle)};
+  const PassReferenceOutput out = pass_reference(in);
+  const double score = std::sin(angle) / std::numbers::sqrt2;
+  EXPECT_NEAR(out.top[0], score, 1e-15);  // the later key is ahead
+  EXPECT_NEAR(out.gap[0], score, 1e-15);
+  EXPECT_NEAR(out.top[1], 0, 1e-15);
+  EXPECT_NEAR(out.gap[1], score, 1e-15);
+  // Turned alike, they score as if nothing turned.
+  in = image({.qkv_bias = true}, 1);
+  const PassReferenceOutput plain = pass_reference(in);
+  for (std::int64_t t = 0; t < in.lines.length; ++t) in.rotary.insert(in.rotary.end(), {0.6, 0.8, 0, 1, 0.8, -0.6});
+  const PassReferenceOutput turned = pass_reference(in);
+  for (std::size_t i = 0; i < in.x.size(); ++i) {
+    EXPECT_NEAR(turned.y[i], plain.y[i], 1e-13);
+    EXPECT_NEAR(turned.dx[i], plain.dx[i], 1e-13);
+  }
 }
 
 // One key: its probability is one, whatever the scores; a dropped one leaves the output's bias.

@@ -172,6 +172,12 @@ TEST_F(PassStatus, ContradictoryProblems) {
   both_refuse(Code::kInvalid, {"dropout"}, [](PassRun& r) { r.problem.dropout.p = -0.5; });
   both_refuse(Code::kInvalid, {"dropout"}, [](PassRun& r) { r.problem.dropout.p = std::nan(""); });
   both_refuse(Code::kInvalid, {"rng"}, [](PassRun& r) { r.problem.dropout.rng = nullptr; });
+  both_refuse(Code::kInvalid, {"projection dropout", "1.5"}, [](PassRun& r) { r.problem.projection.p = 1.5; });
+  both_refuse(Code::kInvalid, {"projection dropout", "rng"}, [](PassRun& r) { r.problem.projection.p = 0.1; });
+  both_refuse(Code::kInvalid, {"rotary", "pairs", "1"}, [](PassRun& r) {
+    r.problem.heads = r.problem.dim;
+    r.problem.rotary = r.problem.x.data;
+  });
 }
 
 TEST_F(PassStatus, Workspace) {

@@ -56,7 +56,8 @@ TEST_F(Pass, ManyTiles) {
   }
 }
 
-// Scratch of the backward in three kernels holds 32 tiles a block: these are more, on cards of up to 136 multiprocessors.
+// Scratch of the backward in three kernels holds 32 tiles a block: these are more, on cards of up to 136
+// multiprocessors.
 TEST_F(Pass, MoreTilesThanScratchHolds) {
   PassCase base;
   base.outer[0] = 11;
@@ -244,6 +245,89 @@ TEST_F(Pass, Case08_DropoutMasks) {
       EXPECT_NE(compare_pass(c, out, in.reference, pass_reference(in.reference)), "") << c.describe();
     }
   }
+}
+
+// One option by itself, on every width and in every way that lines lie in a tile; skipped where some have no kernel.
+template <class Option>
+void check_alone(const Option& option) {
+  std::string unsupported;
+  for (const PassWidth& width : kPassWidths) {
+    for (const std::int64_t length : {1, 3, 14, 16, 28, 32, 50, 64, 128}) {
+      PassCase c;
+      c.outer[1] = 5;
+      c.outer[2] = 2;
+      c.length = length;
+      c.dim = width.dim;
+      c.heads = width.heads;
+      c.dtype = length % 4 == 0 ? DType::kBFloat16 : DType::kFloat16;
+      c.x = c.y = c.dy = c.dx = length % 3 == 0 ? TokenLayout::kColumns : TokenLayout::kRows;
+      option(c);
+      EXPECT_EQ(check_pass(c, &unsupported), "");
+    }
+  }
+  if (!unsupported.empty()) GTEST_SKIP() << "some have no kernel: " << unsupported;
+}
+
+TEST_F(Pass, BiasAlone) {
+  check_alone([](PassCase& c) { c.bias = true; });
+}
+TEST_F(Pass, RotaryAlone) {
+  check_alone([](PassCase& c) { c.rotary = true; });
+}
+// The gradient of the keys' bias, which is zero where no key turns.
+TEST_F(Pass, RotaryWithBiasOfTheProjections) {
+  check_alone([](PassCase& c) { c.rotary = c.qkv_bias = true; });
+}
+TEST_F(Pass, ProjectionDropoutAlone) {
+  check_alone([](PassCase& c) {
+    c.projection = c.length % 2 == 0 ? 0.5 : 0.1;
+    c.numbers = c.x == TokenLayout::kRows ? TokenNumbers::kRows : TokenNumbers::kColumns;
+    c.first_token = (std::int64_t{1} << 33) - 100;  // the counter's high word
+  });
+}
+// Stochastic depth and two kinds of dropout, each from draws of its own.
+TEST_F(Pass, ProjectionDropoutAmongOthers) {
+  check_alone([](PassCase& c) {
+    c.projection = 0.25;
+    c.dropout = 0.1;
+    c.sample_scale = c.rotary = true;
+  });
+}
+
+TEST_F(Pass, Case08_ProjectionMasksAreDrawn) {
+  PassCase c;
+  c.outer[1] = 5;
+  c.projection = 0.1;
+  PassInputs in = make_pass_inputs(c);
+  const PassOutputs out = run_pass(c, in);
+  if (out.status.code == Code::kUnsupported) GTEST_SKIP() << out.status.message;
+  for (int change = 0; change < 3; ++change) {
+    PassCase other = c;
+    if (change == 0) ++other.rng_offset;
+    if (change == 1) ++other.stream;
+    if (change == 2) ++other.first_token;
+    in.reference.projection_keep = run_pass(other, make_pass_inputs(other)).projection_keep;
+    EXPECT_NE(compare_pass(c, out, in.reference, pass_reference(in.reference)), "") << change;
+  }
+}
+
+TEST_F(Pass, ManyTilesTurn) {
+  std::string unsupported;
+  for (const PassWidth& width : kPassWidths) {
+    for (const std::int64_t length : {6, 28, 64}) {
+      PassCase base;
+      base.outer[0] = 7;
+      base.outer[1] = 3;
+      base.length = length;
+      base.dim = width.dim;
+      base.heads = width.heads;
+      base.rotary = true;
+      PassCase c = base;
+      c.outer[0] *= 80000 / (21 * (length + 2)) + 1;
+      EXPECT_EQ(check_repeated_pass(c, base, &unsupported), "");
+    }
+  }
+  if (!unsupported.empty()) GTEST_SKIP() << "some have no kernel: " << unsupported;
 }
 
 }  // namespace
