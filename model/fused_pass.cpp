@@ -26,17 +26,18 @@ kernels::KernelChoice choice_of(const kernels::PassProblem& problem, at::Device 
   return choice;
 }
 
-// The parameters as the kernels take them: float32, contiguous. They must live until the kernels are queued.
+// What the kernels read beside x, as they take it: float32, contiguous. It must live until they are queued.
 struct Weights {
-  at::Tensor norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias;
+  at::Tensor norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, rotary;
 
-  explicit Weights(const PassParameters& p)
+  Weights(const PassParameters& p, const PassOptions& options)
       : norm_weight(ready(p.norm_weight)),
         norm_bias(ready(p.norm_bias)),
         qkv_weight(ready(p.qkv_weight)),
         out_weight(ready(p.out_weight)),
         out_bias(ready(p.out_bias)),
-        bias(p.bias.defined() ? ready(p.bias) : at::Tensor()) {}
+        bias(p.bias.defined() ? ready(p.bias) : at::Tensor()),
+        rotary(kernel_rotary(options)) {}
 
   static at::Tensor ready(const at::Tensor& t) { return t.detach().to(at::kFloat).contiguous(); }
 
@@ -55,12 +56,9 @@ struct Weights {
 // What both directions set: the problem on x, its weights, its random state and its sample scale.
 kernels::PassProblem problem_on(const at::Tensor& x, const Weights& weights, const PassOptions& options,
                                 const at::Tensor& sample_scale) {
-  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
-  problem.eps = options.eps;
-  problem.dropout = kernel_dropout(options.dropout, options.random, options.stream, lines_per_sample(problem.lines));
+  kernels::PassProblem problem = problem_of(x, options, weights.rotary);
   problem.packed_early = options.packed.defined() && options.packed_early;
   problem.weights = weights.pointers();
-  problem.x.data = x.const_data_ptr();
   if (sample_scale.defined()) problem.sample_scale = sample_scale.const_data_ptr<float>();
   return problem;
 }
@@ -146,7 +144,7 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     if (x.is_cpu()) {
       y = fused_pass_cpu_forward(x, p, options);
     } else {
-      const Weights weights(p);
+      const Weights weights(p, options);
       sample_scale = kernel_scale(options);
       const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
       packed = pack(problem, x, options);
@@ -154,7 +152,7 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     }
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, packed, options.random.rng,
-                              sample_scale, p.bias});
+                              sample_scale, p.bias, options.rotary});
       save_options(ctx, options);
     }
     return y;
@@ -168,6 +166,7 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     const c10::OptionalDeviceGuard guard(x.device());
     PassOptions options = saved_options(ctx, saved[7]);
     options.sample_scale = saved[8];
+    options.rotary = saved[10];
     const PassParameters p{saved[1], saved[2], saved[3], saved[4], saved[5], saved[9]};
     PassWanted wanted{};
     for (int i = kX; i < (p.bias.defined() ? kBias + 1 : kBias); ++i) wanted[i] = ctx->needs_input_grad(i);
@@ -175,7 +174,7 @@ class FusedPassFunction : public torch::autograd::Function<FusedPassFunction> {
     if (x.is_cpu()) {
       gradients = fused_pass_cpu_backward(incoming[0], x, p, options, wanted);
     } else {
-      const Weights weights(p);
+      const Weights weights(p, options);
       kernels::PassProblem problem = problem_on(x, weights, options, saved[8]);
       problem.packed_early = true;  // the forward ran behind what packed them
       gradients = run_backward(problem, packed, incoming[0], x, p, options.axis, wanted);
@@ -198,15 +197,16 @@ kernels::KernelChoice fused_pass_choice(std::int64_t batch, std::int64_t height,
 bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options,
                        bool gradients) {
   if (x.numel() == 0) return false;
-  if (options.rotary.defined() || parameters.layer_scale.defined() || parameters.relative.defined()) return false;
-  if (draws(options.projection_dropout, options.random)) return false;
+  if (parameters.layer_scale.defined() || parameters.relative.defined()) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
   // The choice asks only whether these are there.
-  static constexpr float kPresent = 0;
+  alignas(16) static constexpr float kPresent = 0;
   if (parameters.bias.defined()) problem.weights.bias = &kPresent;
+  if (options.rotary.defined()) problem.rotary = &kPresent;
   if (options.sample_scale.defined()) problem.sample_scale = &kPresent;
   problem.dropout.p = draws(options.dropout, options.random) ? options.dropout : 0;
+  problem.projection.p = draws(options.projection_dropout, options.random) ? options.projection_dropout : 0;
   const kernels::KernelChoice choice = choice_of(problem, x.device());
   return choice.forward[0] != 0 && (!gradients || choice.backward[0] != 0);
 }
@@ -223,7 +223,7 @@ void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, P
   std::vector<Weights> weights;
   std::vector<kernels::PassProblem> problems;
   for (std::size_t i = 0; i < count; ++i) {
-    weights.emplace_back(parameters[i]);
+    weights.emplace_back(parameters[i], options[i]);
     problems.push_back(problem_on(x, weights.back(), options[i], {}));
     if (kernels::cuda::packed_bytes(problems.back()) == 0) return;  // by kernels that read the weights as they are
   }
@@ -241,7 +241,7 @@ void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, P
 at::Tensor fused_pass_forward(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options) {
   const at::Tensor x = aligned_contiguous(x_any);
   if (x.is_cpu()) return fused_pass_cpu_forward(x, p, options);
-  const Weights weights(p);
+  const Weights weights(p, options);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
   return run_forward(problem, pack(problem, x, options), x, options.axis);
@@ -251,7 +251,7 @@ PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x_any,
                                   const PassOptions& options, const PassWanted& wanted) {
   const at::Tensor x = aligned_contiguous(x_any);
   if (x.is_cpu()) return fused_pass_cpu_backward(dy, x, p, options, wanted);
-  const Weights weights(p);
+  const Weights weights(p, options);
   const at::Tensor sample_scale = kernel_scale(options);
   const kernels::PassProblem problem = problem_on(x, weights, options, sample_scale);
   return run_backward(problem, pack(problem, x, options), dy, x, p, options.axis, wanted);

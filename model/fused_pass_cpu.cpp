@@ -7,7 +7,6 @@
 
 #include "kernels/pass_cpu.h"
 #include "model/bridge.h"
-#include "model/dropout.h"
 #include "model/pass_problem.h"
 
 namespace axial {
@@ -24,7 +23,7 @@ const T* data_of(const at::Tensor& t) {
 // The parameters in the accumulate type, in memory of their own where they have another. They must outlive the
 // problem.
 struct Operands {
-  at::Tensor norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, sample_scale;
+  at::Tensor norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, sample_scale, rotary;
 
   Operands(const PassParameters& p, const PassOptions& options, at::ScalarType type)
       : norm_weight(kernel_parameter(p.norm_weight, type)),
@@ -33,7 +32,8 @@ struct Operands {
         out_weight(kernel_parameter(p.out_weight, type)),
         out_bias(kernel_parameter(p.out_bias, type)),
         bias(kernel_parameter(p.bias, type)),
-        sample_scale(kernel_parameter(options.sample_scale, type)) {}
+        sample_scale(kernel_parameter(options.sample_scale, type)),
+        rotary(kernel_rotary(options)) {}
 
   template <class T>
   kernels::cpu::PassWeightsOf<T> weights() const {
@@ -44,10 +44,7 @@ struct Operands {
 
 // Float64's weights stand beside the problem.
 kernels::PassProblem problem_on(const at::Tensor& x, const Operands& operands, const PassOptions& options) {
-  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
-  problem.eps = options.eps;
-  problem.dropout = kernel_dropout(options.dropout, options.random, options.stream, lines_per_sample(problem.lines));
-  problem.x.data = x.const_data_ptr();
+  kernels::PassProblem problem = problem_of(x, options, operands.rotary);
   if (problem.dtype == kernels::DType::kFloat64) return problem;
   const auto w = operands.weights<float>();
   problem.weights = {w.norm_weight, w.norm_bias, w.qkv_weight, nullptr, w.out_weight, w.out_bias, w.bias};

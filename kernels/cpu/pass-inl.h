@@ -36,7 +36,8 @@ struct PassWork {
   const PassProblem& problem;
   const PassWeightsOf<T>& weights;
   const PassPlan& plan;
-  const DropoutState& dropout;
+  const DropoutState& dropout;     // on the probabilities
+  const DropoutState& projection;  // on the branch's output
   T* common;
   T* scratch;
 };

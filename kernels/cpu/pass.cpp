@@ -74,7 +74,7 @@ PassPlan pass_plan(const PassProblem& problem, bool backward, int threads, const
   plan.hat = scratch.take(plan.dim_rows * plan.row);
   plan.qkv = scratch.take(plan.qkv_rows * plan.row);
   plan.p = scratch.take((backward ? length : std::min(length, kPassQueries)) * length * lanes);
-  plan.keep = scratch.take(length * lanes);
+  plan.keep = scratch.take(std::max(length, problem.projection.p > 0 ? plan.dim_rows : 0) * lanes);
   plan.inverse = scratch.take(kPassQueries * lanes);
   plan.tile = scratch.take(lanes * plan.width);
   if (backward) {
@@ -116,8 +116,6 @@ PassGroup pass_group(const PassProblem& problem, const PassPlan& plan, std::int6
 Status check_pass(const PassProblem& problem) {
   const Status status = check_pass_extents(problem);
   if (!status.ok()) return status;
-  if (problem.rotary != nullptr) return unsupported(problem, "there is no rotary embedding");
-  if (problem.projection.p > 0) return unsupported(problem, "there is no dropout on the branch's output");
   if (problem.heads < 1 || problem.dim < 1 || problem.dim % problem.heads != 0) {
     return unsupported(problem, "the heads must divide D");
   }

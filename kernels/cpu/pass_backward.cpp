@@ -1,7 +1,8 @@
 // Backward of a fused pass on the CPU. A thread owns whole slabs, ranges of groups of lines that sum their weight
 // gradients, and computes everything of a group again from x while it is in cache, channels first, one line a lane:
-//   x_hat, Q, K, V as in the forward;  du = s dy;  dO = W_outᵀ du;  per head P, O, dV, dQ, dK in the places of Q, K,
-//   V dW_out += O duᵀ;  dW_qkv += dQKV x_hatᵀ;  d x_hat = Wᵀ dQKV;  dx = dy + gradient through the normalisation
+//   x_hat, Q, K, V as in the forward;  du = s drop(dy);  dO = W_outᵀ du;
+//   per head P, O, dV, dQ, dK in the places of Q, K, V, which then turn back;  dW_out += O duᵀ;  dW_qkv += dQKV
+//   x_hatᵀ;  d x_hat = Wᵀ dQKV;  dx = dy + gradient through the normalisation
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,6 +11,7 @@
 // After foreach_target.h, which sets the instruction set.
 #include "hwy/highway.h"
 #include "kernels/cpu/pass-inl.h"
+#include "kernels/cpu/pass_optional-inl.h"
 #include "kernels/cpu/pass_work.h"
 #include "kernels/pass_cpu.h"
 #include "kernels/validate.h"
@@ -138,7 +140,7 @@ HWY_NOINLINE void attend_backward(D d, const PassWork<T>& work, const PassGroup&
   for (std::int64_t c = 0; c < channels; ++c) std::copy(own + c * row, own + c * row + line, q + c * row);
 }
 
-// du = s dy, channels first and tokens first; idle lanes are zero.
+// du = s drop(dy), channels first and tokens first; idle lanes are zero.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void load_gradient(D d, const PassWork<T>& work, const PassGroup& group, const ConstTokens& dy) {
   const PassPlan& plan = work.plan;
@@ -150,6 +152,7 @@ HWY_NOINLINE void load_gradient(D d, const PassWork<T>& work, const PassGroup& g
     T* const tile = work.scratch + plan.du_tokens + i * plan.lanes * plan.width;
     load_tokens(d, work.problem.dtype, dy.data, offsets, i * dy.token_stride, dy.token_stride, plan.dim, factor, tile,
                 plan.width);
+    if (work.projection.on) drop_gradient(d, work, group, i, tile);
     std::fill(tile + group.count * plan.width, tile + plan.lanes * plan.width, T{0});
     transpose_tile(tile, static_cast<int>(plan.width), plan.lanes, static_cast<int>(plan.dim),
                    work.scratch + plan.du + i * plan.lanes, static_cast<int>(plan.row));
@@ -193,6 +196,7 @@ HWY_NOINLINE void backward_group(D d, const PassWork<T>& work, const ConstTokens
   load_normalised(d, work, group);
   product<Start::kBias, true>(d, plan.qkv_rows, plan.length, plan.dim, work.common + plan.qkv_weight, 0,
                               scratch + plan.hat, plan.row, qkv, plan.row, work.common + plan.qkv_bias);
+  if (work.problem.rotary != nullptr) turn_queries_and_keys(d, work, qkv, T{1});
   load_gradient(d, work, group, dy);
   product<Start::kZero, true>(d, plan.dim_rows, plan.length, plan.dim, work.common + plan.out_turned, 0, du, plan.row,
                               d_o, plan.row, static_cast<const T*>(nullptr));
@@ -201,6 +205,7 @@ HWY_NOINLINE void backward_group(D d, const PassWork<T>& work, const ConstTokens
     T* const d_bias = bias ? slab + plan.d_bias + head * (2 * plan.length - 1) * plan.lanes : nullptr;
     attend_backward(d, work, group, head, d_bias);
   }
+  if (work.problem.rotary != nullptr) turn_queries_and_keys(d, work, qkv, T{-1});
   if (slab != nullptr) {
     const std::int64_t tokens = plan.length * plan.lanes, vectors = plan.width / plan.lanes;
     product<Start::kSum, false>(d, plan.dim_rows, vectors, tokens, d_o, plan.row, scratch + plan.du_tokens,
@@ -282,10 +287,11 @@ Status backward_with(D d, const PassProblem& problem, const PassWeightsOf<T>& we
   T* const common = static_cast<T*>(aligned_workspace(workspace));
   T* const slabs = common + plan.common + plan.parts * plan.scratch;
   pack_pass(weights, plan, common);
-  const DropoutState dropout = dropout_state(problem.dropout);
+  const DropoutState dropout = dropout_state(problem.dropout), projection = dropout_state(problem.projection);
   execute(executor, plan.parts, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t part = begin; part < end; ++part) {
-      const PassWork<T> work{problem, weights, plan, dropout, common, common + plan.common + part * plan.scratch};
+      const PassWork<T> work{
+          problem, weights, plan, dropout, projection, common, common + plan.common + part * plan.scratch};
       const std::int64_t last_slab = spread(plan.slabs, plan.parts, part + 1);
       for (std::int64_t index = spread(plan.slabs, plan.parts, part); index < last_slab; ++index) {
         T* const slab = gradients == nullptr ? nullptr : slabs + index * plan.slab;

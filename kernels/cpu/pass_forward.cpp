@@ -1,7 +1,7 @@
 // Forward of a fused pass on the CPU. A thread owns whole groups of lines (pass_work.h) and does all of a group while
 // it is in cache, channels first, one line a lane:
-//   x_hat [D, L];  Q, K, V [3D, L] = W x_hat;  per head O = softmax(Q K) V in the place of Q;  y = x + s (W_out O +
-//   b)
+//   x_hat [D, L];  Q, K, V [3D, L] = W x_hat, Q and K turned;  per head O = softmax(Q K) V in the place of Q;
+//   y = x + s drop(W_out O + b)
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,6 +10,7 @@
 // After foreach_target.h, which sets the instruction set.
 #include "hwy/highway.h"
 #include "kernels/cpu/pass-inl.h"
+#include "kernels/cpu/pass_optional-inl.h"
 #include "kernels/cpu/pass_work.h"
 #include "kernels/pass_cpu.h"
 #include "kernels/validate.h"
@@ -65,9 +66,11 @@ HWY_NOINLINE void forward_group(D d, const PassWork<T>& work, const Tokens& y, s
   load_normalised(d, work, group);
   product<Start::kBias, true>(d, plan.qkv_rows, plan.length, plan.dim, work.common + plan.qkv_weight, 0, hat,
                               plan.row, qkv, plan.row, work.common + plan.qkv_bias);
+  if (work.problem.rotary != nullptr) turn_queries_and_keys(d, work, qkv, T{1});
   for (std::int64_t head = 0; head < plan.heads; ++head) attend(d, work, group, head);
   product<Start::kBias, true>(d, plan.dim_rows, plan.length, plan.dim, work.common + plan.out_weight, 0, qkv,
                               plan.row, hat, plan.row, work.common + plan.out_bias);
+  if (work.projection.on) drop_branch(d, work, group, hat);
   store_branch(d, work, group, hat, sample_scales(work, group, scales), work.problem.x, y);
 }
 
@@ -78,10 +81,11 @@ Status forward_with(D d, const PassProblem& problem, const PassWeightsOf<T>& wei
   if (Status status = validate_workspace(workspace, workspace_bytes, plan.total_bytes); !status.ok()) return status;
   T* const common = static_cast<T*>(aligned_workspace(workspace));
   pack_pass(weights, plan, common);
-  const DropoutState dropout = dropout_state(problem.dropout);
+  const DropoutState dropout = dropout_state(problem.dropout), projection = dropout_state(problem.projection);
   execute(executor, plan.parts, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t part = begin; part < end; ++part) {
-      const PassWork<T> work{problem, weights, plan, dropout, common, common + plan.common + part * plan.scratch};
+      const PassWork<T> work{
+          problem, weights, plan, dropout, projection, common, common + plan.common + part * plan.scratch};
       const std::int64_t last = spread(plan.groups, plan.parts, part + 1);
       for (std::int64_t group = spread(plan.groups, plan.parts, part); group < last; ++group) {
         forward_group(d, work, y, group);

@@ -56,10 +56,11 @@ struct PassPlan {
   std::int64_t common = 0;      // of all
 
   // Once a part.
-  std::int64_t hat = 0;   // [D, row] x_hat; in the forward then the branch's output
-  std::int64_t qkv = 0;   // [3D, row] Q, K, V; O takes the place of Q, in the backward their gradients that of all
-  std::int64_t p = 0;     // [queries, L, lanes] probabilities of a head; queries = kPassQueries, or L in the backward
-  std::int64_t keep = 0;  // [L, lanes] dropout factors of a query
+  std::int64_t hat = 0;  // [D, row] x_hat; in the forward then the branch's output
+  std::int64_t qkv = 0;  // [3D, row] Q, K, V; O takes the place of Q, in the backward their gradients that of all
+  std::int64_t p = 0;    // [queries, L, lanes] probabilities of a head; queries = kPassQueries, or L in the backward
+  // [L, lanes] dropout factors of a query; or [D, lanes] of the branch's output, of a token
+  std::int64_t keep = 0;
   std::int64_t inverse = 0;     // [kPassQueries, lanes] 1 / sum of a row of the softmax
   std::int64_t tile = 0;        // [lanes, width] one token of every line
   std::int64_t ds = 0;          // [L, L, lanes]    backward, as all below

@@ -124,10 +124,7 @@ PassOutputs run_cpu(const PassCase& c, const PassInputs& in, int threads, std::s
   return out;
 }
 
-std::string check_cpu(const PassCase& asked) {
-  PassCase c = asked;
-  c.rotary = false;  // no kernel has them yet
-  c.projection = 0;
+std::string check_cpu(const PassCase& c) {
   PassInputs in = make_pass_inputs(c);
   const PassOutputs out = run_cpu(c, in);
   std::string problems = out.status.ok() ? out.sentinels : std::string("status: ") + out.status.message;

@@ -56,8 +56,8 @@ TEST(CpuPass, ResultsDoNotDependOnThreads) {
     c.dtype = dtype;
     c.outer[0] = 5;
     c.outer[1] = 211;  // more groups than slabs
-    c.bias = c.qkv_bias = c.sample_scale = true;
-    c.dropout = 0.25;
+    c.bias = c.qkv_bias = c.sample_scale = c.rotary = true;
+    c.dropout = c.projection = 0.25;
     const PassInputs in = make_pass_inputs(c);
     const PassOutputs one = run_cpu(c, in);
     ASSERT_TRUE(one.status.ok()) << one.status.message;
@@ -67,6 +67,45 @@ TEST(CpuPass, ResultsDoNotDependOnThreads) {
       ASSERT_TRUE(other.status.ok()) << other.status.message;
       EXPECT_TRUE(one.bytes == other.bytes) << threads << " threads, " << c.describe();
     }
+  }
+}
+
+// By themselves, on every width that any kernel knows and on some that none does.
+TEST(CpuPass, RotaryAndProjectionDropoutAlone) {
+  std::vector<PassWidth> widths(std::begin(kPassWidths), std::end(kPassWidths));
+  widths.insert(widths.end(), {{4, 2}, {6, 3}, {42, 3}, {200, 2}});
+  for (const PassWidth& width : widths) {
+    for (const std::int64_t length : {1, 6, 15, 32}) {
+      PassCase c = float_case(length);
+      c.dtype = kAllTypes[length % 4];
+      c.dim = width.dim;
+      c.heads = width.heads;
+      c.rotary = true;
+      EXPECT_EQ(check_cpu(c), "");
+      c.qkv_bias = true;  // the gradient of the keys' part, which is zero where no key turns
+      EXPECT_EQ(check_cpu(c), "");
+      c.rotary = c.qkv_bias = false;
+      c.projection = 0.3;
+      c.numbers = length == 15 ? TokenNumbers::kColumns : TokenNumbers::kRows;
+      c.first_token = (std::int64_t{1} << 33) - 100;  // the counter's high word
+      EXPECT_EQ(check_cpu(c), "");
+    }
+  }
+}
+
+TEST(CpuPass, Case08_ProjectionMasksAreDrawn) {
+  PassCase c = float_case(16);
+  c.projection = 0.1;
+  PassInputs in = make_pass_inputs(c);
+  const PassOutputs out = run_cpu(c, in);
+  for (int change = 0; change < 4; ++change) {
+    PassCase other = c;
+    if (change == 0) ++other.rng_offset;
+    if (change == 1) ++other.stream;
+    if (change == 2) ++other.first_token;
+    if (change == 3) other.numbers = TokenNumbers::kColumns;
+    in.reference.projection_keep = run_cpu(other, make_pass_inputs(other)).projection_keep;
+    EXPECT_NE(compare_pass(c, out, in.reference, pass_reference(in.reference)), "") << change;
   }
 }
 
@@ -176,8 +215,8 @@ TEST(CpuPass, UnwantedGradientsAreNotTouched) {
 
 TEST(CpuPass, WorkspaceOfAnyAlignment) {
   PassCase c = float_case(10);
-  c.bias = true;
-  c.dropout = 0.1;
+  c.bias = c.rotary = true;
+  c.dropout = c.projection = 0.1;
   const PassInputs in = make_pass_inputs(c);
   const PassOutputs first = run_cpu(c, in);
   for (std::size_t shift = 1; shift < 70; shift += 7) EXPECT_TRUE(first.bytes == run_cpu(c, in, 1, shift).bytes);
@@ -235,6 +274,7 @@ TEST(CpuPass, WhatIsRefusedNamesTheReason) {
   refused(Code::kInvalid, {"eps"}, [](CpuPass& p) { p.problem.eps = -1; });
   refused(Code::kInvalid, {"dropout", "1.5"}, [](CpuPass& p) { p.problem.dropout.p = 1.5; });
   refused(Code::kInvalid, {"rng"}, [](CpuPass& p) { p.problem.dropout.rng = nullptr; });
+  refused(Code::kInvalid, {"projection dropout", "rng"}, [](CpuPass& p) { p.problem.projection.p = 0.1; });
   refused(Code::kInvalid, {"projection dropout", "1.5"}, [](CpuPass& p) { p.problem.projection.p = 1.5; });
   refused(Code::kInvalid, {"rotary", "pairs", "1"}, [](CpuPass& p) {
     p.problem.heads = p.problem.dim;
