@@ -98,9 +98,9 @@ struct AttendBackward {
   static constexpr int kExchangeBytes = 2 * kFirst * kTiles * 512;
 
   // row0: the line's first row in the tile. column: the head's place in the tile. share: which of kSplit warps.
-  // exchange: kExchangeBytes for each of the two warps.
+  // exchange: kExchangeBytes for each of the two warps, the second one's `step` behind the first one's.
   static __device__ __forceinline__ void run(std::uint32_t base, int row0, int column, int head, int share,
-                                             std::uint32_t exchange, const Context& context) {
+                                             std::uint32_t exchange, int step, const Context& context) {
     const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;  // not kept in registers between items
     const int group = column * S::kHeadDim / 8;                     // of 16 bytes in a row
     const std::uint32_t lane_row = base + (row0 + (lane & 15)) * 128;
@@ -312,8 +312,7 @@ struct AttendBackward {
     // Which strips of keys this warp ends with.
     const auto mine = [share](int j) { return kSplit == 1 || (j < kFirst) == (share == 0); };
     if constexpr (kSplit == 2) {
-      const std::uint32_t give = exchange + share * kExchangeBytes + lane * 16,
-                          take = exchange + (share ^ 1) * kExchangeBytes + lane * 16;
+      const std::uint32_t give = exchange + share * step + lane * 16, take = exchange + (share ^ 1) * step + lane * 16;
       const auto bits = [](const float(&v)[4]) {
         return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
       };

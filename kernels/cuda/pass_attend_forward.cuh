@@ -165,6 +165,9 @@ struct Attend {
     }
   }
 
+  // Of a thread's eight powers in a strip, those that are made by products: where heads are narrow, powers are what the
+  // attention waits for.
+  static constexpr unsigned kByProducts = S::kHeadDim == 16 ? 0x88 : 0;
   // Softmax without its maximum: for scores whose powers of two, and their sums, are far from the type's limits.
   // Good if the sums turn out so.
   template <int kStrips>
@@ -180,7 +183,10 @@ struct Attend {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[h][j][i >> 2][i & 3] = power_of_two(s[h][j][i >> 2][i & 3]);
+        for (int i = 0; i < 8; ++i) {
+          float& p = s[h][j][i >> 2][i & 3];
+          p = kByProducts >> i & 1 ? power_of_two_by_products(p) : power_of_two(p);
+        }
       }
     }
     add<kStrips>(s, v, strip, place, context);

@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
             context.first_line = p.options.dropout.first_line + std::int64_t{tile} * geometry.lines_per_tile +
                                  (shared_strip ? line * (16 / geometry.pitch) : line);
           }
-          Attend::run(base, row0, head, head, 0, 0, context);
+          Attend::run(base, row0, head, head, 0, 0, 0, context);
         }
       }
     }

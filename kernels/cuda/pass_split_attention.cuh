@@ -6,7 +6,8 @@
 //   2. Q, K, V = x_hat W_qkv^T, dO = dy W_out of the part                                  a warpgroup: 64 rows
 //   3. attention, forward and backward, in registers                     a warp or two: (line, head) pairs
 //   4. dQ, dK, dV, O from shared memory to scratch
-// Padding rows are zero in x_hat and dy.
+// Where no line crosses the tile's middle, a warpgroup has a half of each tile to itself, and one multiplies while the
+// other attends. Padding rows are zero in x_hat and dy.
 #pragma once
 
 #include "kernels/cuda/bulk.cuh"
@@ -24,12 +25,32 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   using L = PassSplitShape<S>;
   constexpr int kSplit = L::split(kStrips), kBlocks = L::kBlocks, kImage = L::kImage / 16;
   using Attend = AttendBackward<S, L, kStrips, kSplit, kGeneral>;
+  constexpr bool kHalves = 4 % kStrips == 0;  // of a tile, on their own
   extern __shared__ __align__(1024) unsigned char shared[];
   const int this_warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0);
   const int part = static_cast<int>(blockIdx.x) % L::kParts;
   const std::uint32_t base = shared_address(shared);
   const LineGeometry& geometry = p.geometry;
   const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
+  // Those who share rows: barriers 1 to 4 are of two warps each.
+  const auto meet = [this_warp] {
+    if constexpr (kHalves) {
+      barrier(5 + (this_warp >> 2), 128);
+    } else {
+      __syncthreads();
+    }
+  };
+  const bool leads = kHalves ? (threadIdx.x & 127) == 0 : threadIdx.x == 0;  // brings the shared rows to scratch
+  // `count` images that lie side by side in shared memory and in scratch.
+  const auto store_images = [&](unsigned char* to, std::uint32_t from, int count) {
+    if constexpr (kHalves) {
+      const int rows = (this_warp >> 2) * (L::kImage / 2);
+      for (int i = 0; i < count; ++i) bulk_store(to + i * L::kImage + rows, from + i * L::kImage + rows, L::kImage / 2);
+    } else {
+      bulk_store(to, from, count * L::kImage);
+    }
+    bulk_commit();
+  };
 
   if (!p.packed_early) await_previous();
   for (int i = static_cast<int>(threadIdx.x); i < kBlocks * L::kWeightBlock / 16; i += L::kThreads) {
@@ -104,8 +125,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
         }
       }
-      if (threadIdx.x == 0) bulk_wait_read();  // of the tile before
-      __syncthreads();
+      if (leads) bulk_wait_read();  // of the tile before
+      meet();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const auto word = [&](int k) -> std::uint32_t& {
@@ -156,11 +177,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
       }
     }
     wgmma_publish();
-    __syncthreads();
-    if (part == 0 && threadIdx.x == 0) {  // x_hat and dy lie side by side in both places
-      bulk_store(scratch_of(tile) + L::kTileX * L::kImage, base + L::kX, 2 * kBlocks * L::kImage);
-      bulk_commit();
-    }
+    meet();
+    if (part == 0 && leads) store_images(scratch_of(tile) + L::kTileX * L::kImage, base + L::kX, 2 * kBlocks);
     const int half = late(this_warp) >> 2, lane = late(lane_id()), t = lane & 3;
     const std::uint32_t rows = half * 512;  // 64 rows of 128 bytes
     // Address of the 16-byte group c of row lane & 15 of this warp's strip.
@@ -219,13 +237,19 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
                     rounded(1, 1));
       }
     }
-    if (threadIdx.x == 0) bulk_wait_read();  // x_hat's and dy's place serves the exchange below
-    __syncthreads();
+    if (leads) bulk_wait_read();  // x_hat's and dy's place serves the exchange below
+    meet();
     if constexpr (kEarly) load(tile + step);
     {
       constexpr int kItems = 8 / kStrips * L::kPartHeads;
       static_assert(kSplit == 1 || 8 * Attend::kExchangeBytes <= L::kExchangeBytes);
       const int team = this_warp / kSplit, teams = 8 / kSplit;
+      // Where a warp leaves its sums to the other one: in its own half of an image, if halves are on their own.
+      constexpr bool kInImages = kHalves && L::kExchange == L::kX;
+      static_assert(!kInImages || kSplit == 1 || Attend::kExchangeBytes <= L::kImage / 2);
+      constexpr int kExchangeStep = kInImages ? L::kImage : Attend::kExchangeBytes;
+      const int place = kInImages ? (this_warp & 2) * L::kImage + (this_warp >> 2) * (L::kImage / 2)
+                                  : team * (2 * Attend::kExchangeBytes);
       static_assert(kItems % (8 / kSplit) == 0 || kItems > 8);
 #pragma unroll 1
       for (int item = kItems * team / teams; item < kItems * (team + 1) / teams; ++item) {
@@ -235,18 +259,15 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
                                (shared_strip ? line * (16 / geometry.pitch) : line);
         }
         Attend::run(base, line * (16 * kStrips), column, part * L::kPartHeads + column, this_warp % kSplit,
-                    base + L::kExchange + team * (2 * Attend::kExchangeBytes), context);
+                    base + L::kExchange + place, kExchangeStep, context);
       }
     }
     if constexpr (!kEarly) load(tile + step);
     wgmma_publish();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      bulk_store(scratch_of(tile) + (L::kTilePart + 4 * part) * L::kImage, base + L::kQ, 4 * L::kImage);
-      bulk_commit();
-    }
+    meet();
+    if (leads) store_images(scratch_of(tile) + (L::kTilePart + 4 * part) * L::kImage, base + L::kQ, 4);
   }
-  if (threadIdx.x == 0) bulk_wait();
+  if (leads) bulk_wait();
 #else
   __trap();
 #endif
