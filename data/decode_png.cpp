@@ -50,7 +50,11 @@ bool read_header(Reader& reader) {
 
 bool prepare(Reader& reader) {
   if (setjmp(png_jmpbuf(reader.png))) return false;
-  png_set_expand(reader.png);    // palette to RGB, 1 to 4 bits to 8, transparent colour to alpha
+  if (png_get_color_type(reader.png, reader.info) == PNG_COLOR_TYPE_PALETTE) {
+    png_set_packing(reader.png);  // an index a byte; `coloured` makes colours of them
+  } else {
+    png_set_expand(reader.png);  // 1 to 4 bits to 8, transparent colour to alpha
+  }
   png_set_scale_16(reader.png);  // 16 bits to 8, rounded
   png_set_interlace_handling(reader.png);
   png_read_update_info(reader.png, reader.info);
@@ -62,6 +66,35 @@ bool read_pixels(Reader& reader) {
   png_read_image(reader.png, reader.rows.data());
   png_read_end(reader.png, nullptr);  // a file cut after its last pixel is cut all the same
   return true;
+}
+
+// Colours of a palette's indices. libpng's own expanding takes an index past the palette's end for black.
+Pixels coloured(const std::filesystem::path& path, const Reader& reader) {
+  png_colorp colours = nullptr;
+  png_bytep opacity = nullptr;
+  int count = 0, transparent = 0;
+  png_get_PLTE(reader.png, reader.info, &colours, &count);
+  png_get_tRNS(reader.png, reader.info, &opacity, &transparent, nullptr);
+  const Pixels& indices = reader.pixels;
+  Pixels pixels;
+  pixels.height = indices.height;
+  pixels.width = indices.width;
+  pixels.channels = transparent > 0 ? 4 : 3;
+  pixels.allocate();
+  std::uint8_t* out = pixels.bytes.data();
+  const std::uint8_t* end = indices.bytes.data() + indices.height * indices.width;
+  for (const std::uint8_t* index = indices.bytes.data(); index != end; ++index) {
+    if (*index >= count) {
+      fail(path, "damaged PNG (a pixel of colour " + std::to_string(*index) + ", in its palette are " +
+                     std::to_string(count) + ", from 0)");
+    }
+    const png_color& colour = colours[*index];
+    *out++ = colour.red;
+    *out++ = colour.green;
+    *out++ = colour.blue;
+    if (transparent > 0) *out++ = *index < transparent ? opacity[*index] : 255;
+  }
+  return pixels;
 }
 
 }  // namespace
@@ -85,6 +118,7 @@ Pixels decode_png(const std::filesystem::path& path, const std::vector<std::uint
   if (png_get_rowbytes(reader.png, reader.info) * height > kDeflateRatio * file.size()) {
     fail(path, "PNG promises " + shape + " pixels, more than its " + std::to_string(file.size()) + " bytes can hold");
   }
+  const bool palette = png_get_color_type(reader.png, reader.info) == PNG_COLOR_TYPE_PALETTE;
   if (!prepare(reader)) damaged();
   Pixels& pixels = reader.pixels;
   pixels.height = static_cast<std::int64_t>(height);
@@ -95,6 +129,7 @@ Pixels decode_png(const std::filesystem::path& path, const std::vector<std::uint
   pixels.allocate();
   for (std::uint64_t y = 0; y < height; ++y) reader.rows.push_back(pixels.bytes.data() + y * row);
   if (!read_pixels(reader)) damaged();
+  if (palette) return coloured(path, reader);
   return std::move(reader.pixels);
 }
 

@@ -1,4 +1,4 @@
-// From the sizes of a pass's tensors to the problem that the fused kernels are told.
+// From the sizes of a pass's tensors and its options to the problem that the fused kernels are told.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "app/config/load.h"
+#include "app/config/suggest.h"
 #include "kernels/kernels.h"
 
 namespace axial::app::bench {
@@ -105,7 +106,8 @@ std::vector<Type> parse_types(const std::vector<std::string>& arguments, bool cu
       types.push_back({word, at::kFloat});
     } else {
       refuse("dtype", word.empty() ? "''" : word,
-             cuda ? "bfloat16, float16, tf32 or float32" : "bfloat16, float16 or float32 (tf32 is the GPU's)");
+             (cuda ? "bfloat16, float16, tf32 or float32" : "bfloat16, float16 or float32 (tf32 is the GPU's)") +
+                 meant_value(word, {"bfloat16", "float16", "float32"}));
     }
   }
   return types;

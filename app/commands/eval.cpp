@@ -29,7 +29,7 @@ int run_eval(const EvalArguments& a) {
   log::info("evaluating " + checkpoint + " on " + std::to_string(test.size()) + " test images of " +
             config.data.dataset + ", on " + loaded.device.str());
   const auto start = std::chrono::steady_clock::now();
-  const SetPredictions predictions = predict_set(*loaded.model, batches, loaded.views);
+  const SetPredictions predictions = predict_set(*loaded.model, batches, loaded.views, checkpoint);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const Evaluation& e = predictions.evaluation;
   const Scores scores = score(predictions.each, loaded.info.spec.classes);

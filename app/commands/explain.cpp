@@ -3,12 +3,15 @@
 #include <ATen/ATen.h>
 
 #include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
 #include "app/commands/result.h"
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/picture.h"
+#include "app/results/predictions.h"
 #include "app/results/test_images.h"
 #include "app/run/output_file.h"
+#include "app/run/run_error.h"
 #include "app/train/checks.h"
 #include "data/image.h"
 
@@ -33,6 +36,7 @@ int run_explain(const ExplainArguments& a) {
   const OutputFile file(a.output, {a.image, resolve_checkpoint(a.checkpoint)});
   LoadedModel loaded = load_model(a.checkpoint, a.device, a.overrides);
   check_result(file, loaded.info.config);
+  check_ending(a.output, ".png");
   const ImageSpec& spec = loaded.info.spec;
   at::Tensor seen, shown;
   if (const auto index = test_index(a.image)) {
@@ -44,6 +48,7 @@ int run_explain(const ExplainArguments& a) {
     shown = file_image(a.image, loaded.info, enlargement(spec.height, spec.width, kSide));
   }
   const Look look = look_at(loaded, seen, shown);
+  if (first_not_finite(look.logits.unsqueeze(0)) == 0) throw RunError(a.image + ": " + kOverflow);
   const bool all = a.map == "all";
   const at::Tensor& one = a.map == "rows" ? look.rows : a.map == "columns" ? look.columns : look.both;
   file.write(encode_png(all ? side_by_side({look.picture, look.both, look.rows, look.columns}) : one));

@@ -2,6 +2,7 @@
 
 #include "app/checkpoint/safetensors.h"
 #include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
 #include "app/commands/result.h"
 #include "app/config/load.h"
 #include "app/run/log.h"
@@ -19,6 +20,7 @@ int run_export(const ExportArguments& a) {
   const SafetensorsFile file = read_safetensors(path);
   const CheckpointInfo info = checkpoint_info(file, path);
   check_result(target, info.config);
+  check_ending(a.output, ".safetensors");
   if (a.weights == "ema" && !info.has_ema) {
     throw RunError(path.string() + ": holds no averaged weights (train.ema_decay was 0); export --weights model");
   }
@@ -30,10 +32,12 @@ int run_export(const ExportArguments& a) {
 
   SafetensorsFile out;
   std::int64_t elements = 0, parameters = 0;
+  std::size_t bytes = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();
   for (const auto& [name, tensor] : tensors) {
     out.tensors[name] = tensor.detach().contiguous();
     elements += tensor.numel();
+    bytes += tensor.nbytes();
   }
   out.metadata["format"] = "pt";
   out.metadata["axial.weights"] = weights;
@@ -46,7 +50,8 @@ int run_export(const ExportArguments& a) {
                 {"tensors", out.tensors.size()},
                 {"parameters", parameters},
                 {"elements", elements},
-                {"bytes", std::filesystem::file_size(target.path())},
+                {"tensor_bytes", bytes},
+                {"file_bytes", std::filesystem::file_size(target.path())},
                 {"checkpoint", path.string()}});
   return 0;
 }

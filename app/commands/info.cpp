@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 #include <map>
 
@@ -11,6 +12,7 @@
 #include "app/commands/commands.h"
 #include "app/config/load.h"
 #include "app/config/schema.h"
+#include "app/config/suggest.h"
 #include "app/config/value.h"
 #include "app/counted.h"
 #include "app/results/text.h"
@@ -35,7 +37,9 @@ at::ScalarType parse_type(const std::string& text) {
   if (text == "float32" || text == "tf32") return at::kFloat;
   if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
   if (text == "float16" || text == "fp16") return at::kHalf;
-  throw ConfigError("command line: --kernel: dtype " + text + ": expected float64, float32, tf32, bfloat16 or float16");
+  throw ConfigError("command line: --kernel: dtype " + text +
+                    ": expected float64, float32, tf32, bfloat16 or float16" +
+                    meant_value(text, {"float64", "float32", "tf32", "bfloat16", "float16"}));
 }
 
 // Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...": of the layer, and of an MLP twice as wide.
@@ -147,7 +151,8 @@ void describe_checkpoint(const std::string& given, bool whole) {
   }
   const bool checkpoint = file.metadata.count("axial.format") != 0;
   const CheckpointInfo info = checkpoint ? checkpoint_info(file, path) : CheckpointInfo{};
-  std::cout << path.string() << ": " << counted(file.tensors.size(), "tensor") << ", " << counted(bytes, "byte") << "\n";
+  std::cout << path.string() << ": " << counted(file.tensors.size(), "tensor") << " of " << counted(bytes, "byte")
+            << ", in a file of " << std::filesystem::file_size(path) << "\n";
   if (!checkpoint) {
     describe_weights(file, whole);
     return;

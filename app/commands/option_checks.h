@@ -14,4 +14,8 @@ std::string check_seed(const std::string& text);    // what 64 bits hold
 std::string check_not_empty(const std::string& text);
 std::string check_output(const std::string& text);  // a path to write a file to; what lies there is looked at later
 
+// A file's name must not promise another kind than what is written. Throws ConfigError where it has another ending
+// than `ending` (".png", in any case); one without an ending is taken as it is.
+void check_ending(const std::string& path, const std::string& ending);
+
 }  // namespace axial::app

@@ -13,6 +13,7 @@
 #include "app/config/load.h"
 #include "app/results/looks.h"
 #include "app/results/prediction_writer.h"
+#include "app/results/predictions.h"
 #include "app/results/test_images.h"
 #include "app/run/log.h"
 #include "app/train/build.h"
@@ -109,14 +110,19 @@ class Predictor {
 
   void answer(const std::vector<std::string>& names, const at::Tensor& pixels) {
     const at::ScalarType type = compute_type(model_.info.config.train.precision);
-    const at::Tensor logits = logits_of(*model_.model, pixels.to(model_.device, type), model_.views);
-    const auto [values, indices] = logits.to(at::kFloat).softmax(1).cpu().topk(top_, 1);
+    const at::Tensor logits =
+        logits_of(*model_.model, pixels.to(model_.device, type), model_.views).to(at::kCPU, at::kFloat);
+    const auto [values, indices] = logits.softmax(1).topk(top_, 1);
     for (std::size_t i = 0; i < names.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      if (first_not_finite(logits.narrow(0, at, 1)) == 0) {
+        fail(names[i] + ": " + kOverflow);
+        continue;
+      }
       std::vector<RankedClass> classes;
       for (std::int64_t k = 0; k < top_; ++k) {
-        const auto row = static_cast<std::int64_t>(i);
-        classes.push_back({spec_.classes[static_cast<std::size_t>(indices[row][k].item<std::int64_t>())],
-                           values[row][k].item<double>()});
+        classes.push_back({spec_.classes[static_cast<std::size_t>(indices[at][k].item<std::int64_t>())],
+                           values[at][k].item<double>()});
       }
       writer_.write(names[i], classes);
     }
@@ -150,6 +156,7 @@ bool next_line(std::istream& in, std::string& line) {
 
 void add_from_standard_input(Predictor& predictor) {
   std::size_t number = 0;
+  bool any = false;
   for (std::string line; next_line(std::cin, line) || !line.empty();) {
     number += 1;
     if (line.size() == kLongestPath) {
@@ -159,12 +166,18 @@ void add_from_standard_input(Predictor& predictor) {
     }
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.find('\0') != std::string::npos) {
+      any = true;
       predictor.fail("standard input, line " + std::to_string(number) + ": holds a zero byte, expected a path");
     } else if (!line.empty()) {
+      any = true;
       predictor.add(line);
     }
   }
-  if (std::ferror(stdin) != 0) predictor.fail(std::string("standard input: cannot be read: ") + std::strerror(errno));
+  if (std::ferror(stdin) != 0) {
+    predictor.fail(std::string("standard input: cannot be read: ") + std::strerror(errno));
+  } else if (!any) {
+    predictor.fail("standard input: is empty, expected paths of pictures, one a line");
+  }
 }
 
 }  // namespace

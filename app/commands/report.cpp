@@ -3,6 +3,7 @@
 #include <map>
 
 #include "app/commands/commands.h"
+#include "app/commands/option_checks.h"
 #include "app/commands/result.h"
 #include "app/config/load.h"
 #include "app/results/page.h"
@@ -51,9 +52,11 @@ int run_report(const ReportArguments& a) {
   name_runs(runs);
   for (const ReportedRun& run : runs) {
     if (!run.summary.problem.empty()) log::warning(run.summary.problem);
+    if (!run.summary.metrics_problem.empty()) log::warning(run.summary.metrics_problem);
   }
   const OutputFile file(a.output);
   for (const ReportedRun& run : runs) check_result(file, run.summary.config);
+  check_ending(a.output, ".html");
   Json evaluated = Json::array();
   for (ReportedRun& run : runs) {
     log::info("evaluating " + run.summary.path.string());

@@ -6,6 +6,7 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/option_checks.h"
+#include "app/config/suggest.h"
 
 namespace axial::app {
 namespace {
@@ -128,7 +129,8 @@ CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& values)
       if (value == text) return "";
       names += (names.empty() ? "" : value == values.back() ? " or " : ", ") + value;
     }
-    return "expected " + names + ", found " + (text.empty() ? "nothing" : text.substr(0, 60));
+    return "expected " + names + ", found " + (text.empty() ? "nothing" : text.substr(0, 60)) +
+           meant_value(text, values);
   });
 }
 
@@ -136,7 +138,7 @@ std::vector<std::string> completions(const Key& key) {
   Config scratch{};
   if (std::holds_alternative<bool*>(key.field(scratch))) return {"true", "false"};
   if (const auto* choice = std::get_if<Choice>(&key.limits.each)) return choice->names;
-  if (key.path == "train.device") return {"auto", "cpu", "cuda"};
+  if (const auto* rule = std::get_if<Rule>(&key.limits.each)) return rule->names;
   return {};
 }
 

@@ -20,7 +20,7 @@ Json as_json(const RunSummary& run) {
   };
   Json line = {{"run", run.path.string()},
                {"state", name_of(run.state)},
-               {"epochs", run.epochs_done()},
+               {"epochs", run.metrics_readable ? Json(run.epochs_done()) : Json()},
                {"of", run.problem.empty() ? Json(run.config.train.epochs) : Json()},
                {"best_top1", rounded(run.best_top1, 6)},
                {"best_of", run.problem.empty() ? Json(chosen_by(run.config)) : Json()},
@@ -42,7 +42,8 @@ void print_table(const std::vector<RunSummary>& runs) {
     const std::string& tta = run.config.train.eval_tta;  // one is not to be compared with others
     const std::string views = tta == "none" ? "" : " (" + tta + ")";
     const std::string of = run.problem.empty() ? "/" + std::to_string(run.config.train.epochs) : "";
-    rows.push_back({plain_text(run.path.string()), name_of(run.state), std::to_string(run.epochs_done()) + of,
+    rows.push_back({plain_text(run.path.string()), name_of(run.state),
+                    run.metrics_readable ? std::to_string(run.epochs_done()) + of : "unreadable",
                     percent_text(run.best_top1) + views, run.problem.empty() ? chosen_by(run.config) : "-",
                     run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-",
                     run.problem.empty() ? run.config.data.dataset : "-", age_text(run.age_seconds)});
@@ -66,6 +67,7 @@ int run_runs(const RunsArguments& a) {
   const std::vector<RunSummary> runs = list_runs(root);
   for (const RunSummary& run : runs) {
     if (!run.problem.empty()) log::warning(run.problem);
+    if (!run.metrics_problem.empty()) log::warning(run.metrics_problem);
   }
   if (a.json) {
     Json all = Json::array();

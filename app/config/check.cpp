@@ -1,6 +1,8 @@
 #include "app/config/check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <initializer_list>
 #include <limits>
 #include <utility>
@@ -13,6 +15,7 @@ namespace axial::app {
 namespace {
 
 constexpr std::int64_t kMaxHeadDim = 256;  // of the kernels
+constexpr double kMostFloat16 = 65504;
 
 class Checker {
  public:
@@ -89,6 +92,7 @@ class Checker {
       fail({"data.mean", "data.std"}, "expected as many entries in both, found " + std::to_string(data.mean.size()) +
                                           " and " + std::to_string(data.std.size()));
     }
+    normalised();
     if (data.folder_channels == 2) fail({"data.folder_channels"}, "expected 1 (gray) or 3 (colour)");
     const auto channels = [&](const char* set, const char* path, std::int64_t count) {
       if (data.dataset == set && !data.mean.empty() && static_cast<std::int64_t>(data.mean.size()) != count) {
@@ -99,6 +103,20 @@ class Checker {
     channels("synthetic", "data.synthetic_channels", data.synthetic_channels);
     channels("image_folder", "data.folder_channels", data.folder_channels);
     channels("image_list", "data.folder_channels", data.folder_channels);
+  }
+
+  // Pixels, less the mean and divided by std, are numbers of the type that training computes in.
+  void normalised() const {
+    const DataConfig& data = config_.data;
+    for (std::size_t i = 0; i < data.std.size(); ++i) {
+      const double least = least_std(data.mean[i], config_.train.precision);
+      if (data.std[i] >= least) continue;
+      char bound[32];
+      std::snprintf(bound, sizeof bound, "%.2g", 1.05 * least);  // rounded, it still is enough
+      fail({"data.std", "data.mean", "train.precision"},
+           "entry " + std::to_string(i + 1) + " makes pixels of numbers that " + config_.train.precision +
+               " does not hold: expected at least " + bound);
+    }
   }
 
   void pictures() const {
@@ -161,6 +179,12 @@ class Checker {
 };
 
 }  // namespace
+
+double least_std(double mean, const std::string& precision) {
+  const double reach = std::max(std::abs(mean), std::abs(1 - mean));  // pixels are 0 to 1
+  const double most = precision == "float16" ? kMostFloat16 : double{std::numeric_limits<float>::max()};
+  return std::max(reach / most, double{std::numeric_limits<float>::min()});
+}
 
 void check_together(const Config& config, const std::function<std::string(const std::string& path)>& set_at) {
   Checker(config, set_at).run();

@@ -12,4 +12,8 @@ namespace axial::app {
 // Throws ConfigError naming the keys, their values and where they were set.
 void check_together(const Config& config, const std::function<std::string(const std::string& path)>& set_at);
 
+// The least data.std beside this data.mean with which normalised pixels are numbers of what train.precision computes
+// in.
+double least_std(double mean, const std::string& precision);
+
 }  // namespace axial::app

@@ -314,7 +314,7 @@ std::vector<std::string> differing_keys(const Config& a, const Config& b) {
 }
 
 std::string describe_changes(const std::vector<std::string>& keys, const Config& kept, const Config& wanted) {
-  constexpr std::size_t kShown = 4;
+  constexpr std::size_t kShown = 12;  // a line that a terminal still shows
   std::string text;
   for (std::size_t i = 0; i < std::min(kShown, keys.size()); ++i) {
     const Key& key = *find_key(keys[i]);

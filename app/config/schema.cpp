@@ -27,6 +27,17 @@ bool is_device(const std::string& text) {
   return number.find_first_not_of("0123456789") == std::string::npos;
 }
 
+// Nothing, or names with commas between, each with something in it.
+bool is_name_list(const std::string& text) {
+  if (text.empty()) return true;
+  bool named = false;
+  for (const char c : text) {
+    if (c == ',' && !named) return false;
+    named = c != ',' && (named || c != ' ');
+  }
+  return named;
+}
+
 bool is_not_empty(const std::string& text) { return !text.empty(); }
 
 // Out of line: with strings made in each row the table takes compilers with sanitizers minutes.
@@ -232,7 +243,7 @@ std::vector<Key> make_schema() {
       "passes over the training set", "epoch num_epochs max_epochs");
   add("train.seed", FIELD(train.seed), "0", any(), "",
       "of weights, order of samples, augmentation and dropout", "random_seed");
-  add("train.device", FIELD(train.device), "auto", {Rule{is_device, "auto, cpu, cuda or cuda:N"}}, "",
+  add("train.device", FIELD(train.device), "auto", {Rule{is_device, "auto, cpu, cuda or cuda:N", {"auto", "cpu", "cuda"}}}, "",
       "auto, cpu, cuda or cuda:N; auto takes a GPU where one is visible", "accelerator gpu gpus");
   add("train.precision", FIELD(train.precision), "float32", one_of({"float32", "tf32", "bfloat16", "float16"}), "",
       "arithmetic; weights stay float32", "dtype amp amp_dtype");
@@ -271,7 +282,7 @@ std::vector<Key> make_schema() {
   add("train.init_from", FIELD(train.init_from), "\"\"", any(), "",
       "checkpoint or run whose weights a new run starts from, by name; a head for other classes starts anew, position "
       "tables and biases are interpolated to the image size", "pretrained finetune initial_checkpoint checkpoint");
-  add("train.freeze", FIELD(train.freeze), "\"\"", any(), "",
+  add("train.freeze", FIELD(train.freeze), "\"\"", {Rule{is_name_list, "names with commas between, none of them empty"}}, "",
       "parameters that are not trained: names or patterns (* and ?) with commas between, e.g. stem,blocks.0", "freeze_layers frozen");
   add("train.output", FIELD(train.output), "runs", {Rule{is_not_empty, "a folder"}}, "",
       "folder in which run directories are made", "output_dir out_dir log_dir save_dir");

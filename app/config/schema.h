@@ -31,6 +31,7 @@ struct Choice {
 struct Rule {
   bool (*accepts)(const std::string&);
   const char* text;
+  std::vector<std::string> names = {};  // of well-known values, to suggest them
 };
 
 struct Limits {

@@ -38,6 +38,16 @@ std::vector<std::string> words(const std::string& text) {
   return result;
 }
 
+// What other programs call values of ours, and how people abbreviate them.
+constexpr struct {
+  const char *other, *ours;
+} kOtherValues[] = {{"bf16", "bfloat16"}, {"fp16", "float16"},   {"f16", "float16"},   {"half", "float16"},
+                    {"fp32", "float32"},  {"f32", "float32"},    {"float", "float32"}, {"single", "float32"},
+                    {"fp64", "float64"},  {"double", "float64"}, {"gpu", "cuda"},      {"adam", "adamw"},
+                    {"cos", "cosine"},    {"accuracy", "top1"},  {"acc", "top1"},      {"val_loss", "loss"},
+                    {"yes", "true"},      {"on", "true"},        {"1", "true"},        {"no", "false"},
+                    {"off", "false"},     {"0", "false"},        {"json", "jsonl"}};
+
 std::string alternatives(const std::vector<std::string>& paths, const std::string& given = "") {
   std::string text;
   for (const std::string& path : paths) text += (text.empty() ? "" : " or ") + path + given;
@@ -69,6 +79,29 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
     if (changes < best) best = changes, nearest = other;
   }
   return nearest.empty() || !is_misspelling(best, given) ? "" : nearest;
+}
+
+std::string meant_value(const std::string& value, const std::vector<std::string>& names) {
+  const auto is_there = [&](const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  std::string name = normalised(value).substr(0, 64), number;
+  if (is_there("cuda")) {  // a device may have a number: gpu1, gpu:1, cuda1
+    const std::size_t letters = name.find_first_of(":0123456789");
+    if (letters != std::string::npos) {
+      number = name.substr(name[letters] == ':' ? letters + 1 : letters);
+      name.resize(letters);
+    }
+    if (number.size() > 1) number.erase(0, std::min(number.find_first_not_of('0'), number.size() - 1));
+    const bool good = number.size() <= 2 && number.find_first_not_of("0123456789") == std::string::npos;
+    number = good && !number.empty() ? ":" + number : "";
+  }
+  std::string meant = nearest_name(name, names);
+  for (const auto& [other, ours] : kOtherValues) {
+    if (name == other && is_there(ours)) meant = ours;
+  }
+  if (meant.empty()) return "";
+  return "; did you mean " + meant + (meant == "cuda" ? number : "") + "?";
 }
 
 std::string suggest_key(const std::string& section, const std::string& unknown, const std::string& given) {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "app/config/suggest.h"
+
 namespace axial::app {
 namespace {
 
@@ -77,6 +79,7 @@ std::string describe(const Node& node) {
     case Node::Kind::kNull:
       return "no value";
     case Node::Kind::kScalar:
+      if (!node.quoted && node.text.empty()) return "nothing";  // data.dir= on a command line
       return node.quoted ? "the text \"" + excerpt(node.text) + "\"" : excerpt(node.text);
     case Node::Kind::kList:
       return "a list of " + std::to_string(node.items.size());
@@ -90,8 +93,9 @@ std::string describe(const Node& node) {
 using Found = std::string;
 
 Found read(const Node& node, const Limits&, bool* out) {
-  if (node.kind != Node::Kind::kScalar || node.quoted || (node.text != "true" && node.text != "false"))
-    return describe(node);
+  if (node.kind != Node::Kind::kScalar) return describe(node);
+  if (node.quoted || (node.text != "true" && node.text != "false"))
+    return describe(node) + meant_value(node.text, {"true", "false"});
   *out = node.text == "true";
   return {};
 }
@@ -141,9 +145,9 @@ Found read(const Node& node, const Limits& limits, std::string* out) {
   if (!is_printable(node.text)) return "text with control characters or not in UTF-8";
   if (const auto* choice = std::get_if<Choice>(&limits.each)) {
     if (std::find(choice->names.begin(), choice->names.end(), node.text) == choice->names.end())
-      return describe(node);
+      return describe(node) + meant_value(node.text, choice->names);
   } else if (const auto* rule = std::get_if<Rule>(&limits.each)) {
-    if (!rule->accepts(node.text)) return describe(node);
+    if (!rule->accepts(node.text)) return describe(node) + meant_value(node.text, rule->names);
   }
   *out = node.text;
   return {};

@@ -14,9 +14,12 @@
 namespace axial::app {
 namespace {
 
+constexpr const char* kByteOrderMark = "\xef\xbb\xbf";
+constexpr const char* kOpenQuote = "a quotation mark is not closed";
+
 class TreeBuilder : public YAML::EventHandler {
  public:
-  explicit TreeBuilder(const Origin& origin) : origin_(origin) {}
+  TreeBuilder(const Origin& origin, const std::string& text) : origin_(origin), text_(text) {}
 
   NodePtr root() const { return root_; }
 
@@ -38,6 +41,7 @@ class TreeBuilder : public YAML::EventHandler {
                 const std::string& value) override {
     // The parser gives "?" to plain scalars and "!" to quoted ones.
     check_tag(tag, mark);
+    check_closed(mark);
     auto node = std::make_shared<Node>();
     node->kind = Node::Kind::kScalar;
     node->quoted = tag == "!";
@@ -75,6 +79,22 @@ class TreeBuilder : public YAML::EventHandler {
   void check_tag(const std::string& tag, const YAML::Mark& mark) const {
     if (!tag.empty() && tag != "?" && tag != "!")
       fail(mark.line + 1, "tags such as " + excerpt(tag) + " are not supported; write the value without one");
+  }
+
+  // yaml-cpp takes what follows a quotation mark that nothing closes, to the end of the text, for the value.
+  void check_closed(const YAML::Mark& mark) const {
+    const std::size_t start = static_cast<std::size_t>(mark.pos) + (text_.rfind(kByteOrderMark, 0) == 0 ? 3 : 0);
+    const char quote = start < text_.size() ? text_[start] : ' ';
+    if (quote != '"' && quote != '\'') return;
+    for (std::size_t i = start + 1; i < text_.size(); ++i) {
+      if (quote == '"' && text_[i] == '\\') {
+        ++i;
+      } else if (text_[i] == quote) {
+        if (quote == '"' || i + 1 == text_.size() || text_[i + 1] != quote) return;
+        ++i;  // '' is a character of the value
+      }
+    }
+    fail(mark.line + 1, kOpenQuote);
   }
 
   std::string path(const std::string& leaf) const {
@@ -127,6 +147,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   const Origin& origin_;
+  const std::string& text_;
   NodePtr root_;
   std::vector<Open> stack_;
   std::map<YAML::anchor_t, NodePtr> anchored_;
@@ -145,17 +166,18 @@ std::string excerpt(const std::string& text) { return text.size() > 60 ? text.su
 
 NodePtr parse_yaml(const std::string& text, const Origin& origin) {
   std::istringstream stream(text);
-  TreeBuilder builder(origin);
+  TreeBuilder builder(origin, text);
   try {
     YAML::Parser parser(stream);
     if (!parser.HandleNextDocument(builder)) return nullptr;
-    TreeBuilder rest(origin);
+    TreeBuilder rest(origin, text);
     if (parser.HandleNextDocument(rest))
       throw ConfigError(origin.name + ": more than one YAML document (a second ---, or text after the end)");
   } catch (const YAML::DeepRecursion& error) {
     throw ConfigError(origin.at(error.mark.line + 1) + ": not valid YAML for a configuration: nested too deep");
   } catch (const YAML::Exception& error) {
-    throw ConfigError(origin.at(error.mark.line + 1) + ": not valid YAML: " + error.msg);
+    const bool quote = error.msg == YAML::ErrorMsg::EOF_IN_SCALAR;
+    throw ConfigError(origin.at(error.mark.line + 1) + ": " + (quote ? kOpenQuote : "not valid YAML: " + error.msg));
   }
   return builder.root();
 }

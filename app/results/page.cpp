@@ -70,16 +70,18 @@ std::string overview(const std::vector<ReportedRun>& runs) {
     const double none = std::numeric_limits<double>::quiet_NaN();
     const EpochMetrics* last = run.epochs.empty() ? nullptr : &run.epochs.back();
     const auto cell = [](const std::string& value) { return "<td class=\"n\">" + value + "</td>"; };
-    text += "<tr><td>" + chip(i) + html(runs[i].name) + "</td><td>" + name_of(run.state) + "</td>" +
-            cell(std::to_string(run.epochs_done()) + "/" + std::to_string(run.config.train.epochs)) +
-            cell(percent_text(run.best_top1)) +
-            (run.problem.empty() ? "<td>" + chosen_by(run.config) + "</td>" : "<td>-</td>") +
-            cell(run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-") +
-            cell(percent_text(evaluated ? r.scores.top1 : none)) +
-            cell(number_or_dash("%.4f", evaluated ? r.loss : none)) +
-            cell(percent_text(evaluated ? r.scores.ece : none)) +
-            cell(last == nullptr ? "-" : number_or_dash("%.0f s", last->seconds)) +
-            cell(last == nullptr ? "-" : number_or_dash("%.0f", last->images_per_second)) + "</tr>\n";
+    text +=
+        "<tr><td>" + chip(i) + html(runs[i].name) + "</td><td>" + name_of(run.state) + "</td>" +
+        cell(run.metrics_readable ? std::to_string(run.epochs_done()) + "/" + std::to_string(run.config.train.epochs)
+                                  : "unreadable") +
+        cell(percent_text(run.best_top1)) +
+        (run.problem.empty() ? "<td>" + chosen_by(run.config) + "</td>" : "<td>-</td>") +
+        cell(run.best_epoch > 0 ? std::to_string(run.best_epoch) : "-") +
+        cell(percent_text(evaluated ? r.scores.top1 : none)) +
+        cell(number_or_dash("%.4f", evaluated ? r.loss : none)) +
+        cell(percent_text(evaluated ? r.scores.ece : none)) +
+        cell(last == nullptr ? "-" : number_or_dash("%.0f s", last->seconds)) +
+        cell(last == nullptr ? "-" : number_or_dash("%.0f", last->images_per_second)) + "</tr>\n";
   }
   return text + "</table></div>\n";
 }

@@ -1,7 +1,11 @@
 #include "app/results/predictions.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
+#include "app/run/run_error.h"
+#include "data/batches.h"
 #include "model/classifier.h"
 
 namespace axial::app {
@@ -27,7 +31,16 @@ std::vector<Prediction> predictions_of(const at::Tensor& logits, const at::Tenso
   return predictions;
 }
 
-SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches, const Views& views) {
+std::int64_t first_not_finite(const at::Tensor& logits) {
+  const at::Tensor good = at::isfinite(logits).all(1).cpu();
+  const bool* row = good.const_data_ptr<bool>();
+  const bool* end = row + good.numel();
+  const bool* bad = std::find(row, end, false);
+  return bad == end ? -1 : bad - row;
+}
+
+SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches, const Views& views,
+                           const std::string& checkpoint) {
   at::NoGradGuard no_grad;
   model.eval();
   SetPredictions result;
@@ -35,6 +48,11 @@ SetPredictions predict_set(AxialClassifierImpl& model, data::Batches& batches, c
   for (std::int64_t i = 0; i < batches.per_epoch(); ++i) {
     const data::Batch batch = batches.get(0, i);
     const at::Tensor logits = logits_of(model, batch.images, views).to(at::kFloat);
+    if (const std::int64_t row = first_not_finite(logits); row >= 0) {
+      throw RunError(checkpoint + ": the loss is not finite, from test image " +
+                     std::to_string(batch.index[row].item<std::int64_t>()) + " on (batch " + std::to_string(i + 1) +
+                     " of " + std::to_string(batches.per_epoch()) + "): " + kOverflow);
+    }
     const at::Tensor part = batch_loss(logits, batch, 0).sums;
     sums = sums.defined() ? sums + part : part;
     const std::vector<Prediction> these = predictions_of(logits, batch.labels);

@@ -8,6 +8,7 @@
 #include "app/results/looks.h"
 #include "app/results/picture.h"
 #include "app/results/predictions.h"
+#include "app/run/run_error.h"
 #include "app/train/build.h"
 #include "app/train/checks.h"
 #include "app/train/state.h"
@@ -55,10 +56,10 @@ void evaluate_into(const std::filesystem::path& run, const std::string& device,
   const Config& config = loaded.info.config;
   const data::Dataset test = load_test(config, loaded.info.spec.classes);
   check_images(test, loaded.info.spec);
+  r->checkpoint = resolve_checkpoint(run).string();
   data::Batches batches(test, batch_options(config, loaded.info.spec, false), loaded.device,
                         compute_type(config.train.precision));
-  const SetPredictions predictions = predict_set(*loaded.model, batches, loaded.views);
-  r->checkpoint = resolve_checkpoint(run).string();
+  const SetPredictions predictions = predict_set(*loaded.model, batches, loaded.views, r->checkpoint);
   r->weights = loaded.info.has_ema ? "averaged weights" : "weights";
   if (const std::string views = describe_views(config.train.eval_tta); !views.empty()) r->weights += ", " + views;
   r->loss = predictions.evaluation.loss;
@@ -101,6 +102,8 @@ RunResults run_results(const std::filesystem::path& run, const std::string& devi
   try {
     evaluate_into(run, device, overrides, &r);
   } catch (const CheckpointError& error) {
+    r.problem = error.what();
+  } catch (const RunError& error) {
     r.problem = error.what();
   } catch (const data::DataError& error) {
     r.problem = error.what();

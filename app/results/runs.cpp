@@ -15,6 +15,7 @@
 
 #include "app/config/load.h"
 #include "app/config/value.h"
+#include "app/config/yaml_tree.h"
 #include "app/run/run_directory.h"
 #include "app/run/run_error.h"
 #include "app/train/best.h"
@@ -24,16 +25,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr double kMostEpochs = 1e6;  // as train.epochs has it
+
 // A pipe in a file's place would be waited for; what is no file is as what is not there.
 std::ifstream opened(const fs::path& path, std::ios::openmode at = std::ios::in) {
   std::error_code ignored;
   return fs::is_regular_file(path, ignored) ? std::ifstream(path, std::ios::binary | at) : std::ifstream();
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream stream = opened(path);
-  if (!stream.is_open()) return {};
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
 std::vector<std::string> split(const std::string& line) {
@@ -44,22 +41,33 @@ std::vector<std::string> split(const std::string& line) {
 }
 
 // Numbers alone stand in metrics.csv, so that no field is quoted. A row cut in the middle (a run that writes, or was
-// killed) is left out.
-std::vector<EpochMetrics> read_metrics(const fs::path& path) {
-  std::string text = text_of(path);
+// killed) is left out, and so is one whose epoch is none, which is said of the first of them.
+void read_metrics(const fs::path& path, RunSummary& run) {
+  std::error_code ignored;
+  const bool there = fs::exists(fs::symlink_status(path, ignored));
+  std::ifstream stream = opened(path);
+  std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  if (there && (!stream.is_open() || stream.bad())) {
+    run.metrics_readable = false;
+    run.metrics_problem =
+        path.string() + (fs::is_directory(path, ignored) ? ": is a folder, expected a file" : ": cannot be read");
+    return;
+  }
   text.resize(text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1);
   std::istringstream lines(text);
   std::string line;
   std::getline(lines, line);
   const std::vector<std::string> columns = split(line);
-  std::vector<EpochMetrics> rows;
-  while (std::getline(lines, line)) {
+  for (std::size_t number = 2; std::getline(lines, line); ++number) {
     const std::vector<std::string> fields = split(line);
-    const auto value = [&](const char* name) {
+    const auto field = [&](const char* name) {
       const auto at = static_cast<std::size_t>(std::find(columns.begin(), columns.end(), name) - columns.begin());
+      return at < fields.size() ? fields[at] : std::string();
+    };
+    const auto value = [&](const char* name) {
       double number = 0;
       bool overflow = false;
-      const bool good = at < fields.size() && parse_real(fields[at], &number, &overflow) && !overflow;
+      const bool good = parse_real(field(name), &number, &overflow) && !overflow;
       return good ? number : std::numeric_limits<double>::quiet_NaN();
     };
     EpochMetrics row;
@@ -71,9 +79,15 @@ std::vector<EpochMetrics> read_metrics(const fs::path& path) {
     row.val_top1 = value("val_top1");
     row.images_per_second = value("images_per_second");
     row.seconds = value("seconds");
-    if (!std::isnan(row.epoch)) rows.push_back(row);
+    const double before = run.epochs.empty() ? 0 : run.epochs.back().epoch;
+    if (row.epoch > before && row.epoch <= kMostEpochs && row.epoch == std::floor(row.epoch)) {
+      run.epochs.push_back(row);
+    } else if (run.metrics_problem.empty()) {
+      run.metrics_problem = path.string() + ": row " + std::to_string(number) + ": expected an epoch above " +
+                            std::to_string(static_cast<long long>(before)) + ", found '" + excerpt(field("epoch")) +
+                            "'; such rows are left out";
+    }
   }
-  return rows;
 }
 
 // "2026-11-29 23:25:38.586 info: text" -> "info: text", of the last line; of a long log only its end is read.
@@ -143,7 +157,7 @@ RunSummary read_run(const fs::path& path) {
     run.problem = error.what();
     run.config = load_config({}, {});
   }
-  run.epochs = read_metrics(path / "metrics.csv");
+  read_metrics(path / "metrics.csv", run);
   double best_top1 = -1, best_loss = std::numeric_limits<double>::infinity();
   for (const EpochMetrics& row : run.epochs) {
     if (!is_better(run.config.train, row.val_top1, row.val_loss, best_top1, best_loss)) continue;

@@ -29,6 +29,8 @@ struct RunSummary {
   std::filesystem::path path;
   Config config;
   std::string problem;  // why config.yaml could not be read; the configuration is then the default one
+  std::string metrics_problem;   // what of metrics.csv could not be read
+  bool metrics_readable = true;  // else nothing of it was
   RunState state = RunState::kFailed;
   std::string last_line;  // of train.log, without its time
   std::vector<EpochMetrics> epochs;

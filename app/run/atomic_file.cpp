@@ -16,6 +16,7 @@ namespace axial::app {
 namespace {
 
 constexpr int kAttempts = 100;  // names tried before giving up
+constexpr int kMostLinks = 40;  // as the kernel follows
 
 int flush(int file) {
   int result;
@@ -47,6 +48,16 @@ std::string describe_error(int error) {
   if (error == ENOSPC || error == EDQUOT) return reason + "; make room and start again";
   if (error == EFBIG) return reason + "; raise the limit (ulimit -f) or write elsewhere";
   return reason;
+}
+
+std::filesystem::path behind_links(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::path target = path;
+  for (int links = 0; links < kMostLinks && fs::is_symlink(fs::symlink_status(target, error)); ++links) {
+    target = target.parent_path() / fs::read_symlink(target, error);
+  }
+  return target;
 }
 
 int write_all(int file, const void* bytes, std::size_t count) {

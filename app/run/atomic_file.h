@@ -31,6 +31,9 @@ class AtomicFile {
   int file_ = -1;
 };
 
+// Where links lead from `path`, to a file that need not be there yet.
+std::filesystem::path behind_links(const std::filesystem::path& path);
+
 // All of it, whatever interrupts. 0 or the errno; a file-size limit is EFBIG, not a signal.
 int write_all(int file, const void* bytes, std::size_t count);
 

@@ -76,8 +76,10 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
   const fs::file_status status = fs::status(path, ignored);
   if (fs::is_directory(status)) fail("is a folder, expected a file; move it away");
   if (fs::exists(status) && !fs::is_regular_file(status)) fail("is no ordinary file, expected one; move it away");
+  if (!fs::exists(status)) return "";
+  errno = 0;
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) return "";
+  if (!stream) fail("cannot be read: " + describe_error(errno) + "; move it away to start a new one");
   const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
   if (stream.bad()) fail("cannot be read");
   std::vector<std::string> unclosed;
@@ -101,6 +103,7 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
   }
 
   std::string kept;
+  std::int64_t before = 0;
   for (std::size_t i = 1; i < records.size(); ++i) {
     const auto bad = [&](const std::string& what) { fail("row " + std::to_string(i + 1) + ": " + what); };
     const auto& fields = records[i].fields;
@@ -112,7 +115,11 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
     const auto result = std::from_chars(number.data(), number.data() + number.size(), position);
     if (result.ec != std::errc() || result.ptr != number.data() + number.size())
       bad("expected an integer as " + columns[0] + ", found '" + number + "'");
-    if (position < resume_at) kept += records[i].raw;
+    if (position >= resume_at) continue;
+    if (position <= before)
+      bad("expected a number above " + std::to_string(before) + " as " + columns[0] + ", found " + number);
+    before = position;
+    kept += records[i].raw;
   }
   return kept;
 }
@@ -124,7 +131,7 @@ MetricsCsv::MetricsCsv(fs::path path, const std::vector<std::string>& columns, s
     : path_(std::move(path)), columns_(columns.size()) {
   const std::string rows = resume_at >= 0 ? rows_before(from.empty() ? path_ : from, columns, resume_at) : "";
   try {
-    AtomicFile file(path_);
+    AtomicFile file(behind_links(path_));  // which append follows, too
     file.write(join(columns) + rows);
     file.commit();
   } catch (const FileError& error) {

@@ -11,8 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostLinks = 40;  // as the kernel follows
-
 bool belongs_to_a_run(const fs::path& file) {
   const fs::path folder = file.parent_path();
   if (folder.filename() == "checkpoints" && is_run_folder(folder.parent_path())) return true;
@@ -33,10 +31,7 @@ OutputFile::OutputFile(const std::string& path, const std::vector<fs::path>& inp
   if (open_file || (exists && !fs::is_regular_file(status))) {
     throw RunError(path + ": is no ordinary file (a device or a pipe, say), expected a file to write");
   }
-  fs::path target = path;  // a link may point to a file that is not there yet
-  for (int links = 0; links < kMostLinks && fs::is_symlink(fs::symlink_status(target, error)); ++links) {
-    target = target.parent_path() / fs::read_symlink(target, error);
-  }
+  const fs::path target = behind_links(path);
   path_ = fs::weakly_canonical(target, error);
   if (error) path_ = target;
   given_ = path;

@@ -30,11 +30,6 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-bool is_event_file(const std::string& name) {
-  return name.rfind("events.out.tfevents.", 0) == 0 && name.size() > 6 &&
-         name.compare(name.size() - 6, 6, ".axial") == 0;
-}
-
 void make_folder(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -152,6 +147,11 @@ void refuse_existing(const fs::path& path, RunDirectory::Mode mode) {
 }
 
 }  // namespace
+
+bool is_event_file(const std::string& name) {
+  return name.rfind("events.out.tfevents.", 0) == 0 && name.size() > 6 &&
+         name.compare(name.size() - 6, 6, ".axial") == 0;
+}
 
 bool is_run_file(const std::string& name) {
   return is_event_file(name) || name == "config.yaml" || name == "train.log" || name == "metrics.csv";

@@ -12,6 +12,7 @@ namespace axial::app {
 
 // What a run writes into its folder, by name; whatever else lies there is somebody's.
 bool is_run_file(const std::string& name);
+bool is_event_file(const std::string& name);  // one of those: TensorBoard's
 // A folder with a config.yaml that train wrote (metrics.csv or checkpoints beside it).
 bool is_run_folder(const std::filesystem::path& path);
 
@@ -63,10 +64,12 @@ class MetricsCsv {
 
 // A TensorBoard event file (TFRecord framing with masked CRC-32C, Event protobufs with simple_value
 // summaries), which TensorBoard's own reader opens. Every writer starts a file of its own; with `resume_step`
-// it tells readers to forget what earlier files hold at or past that step. Throws RunError.
+// it tells readers to forget what earlier files hold at or past that step. `from` is the folder of the run that goes
+// on here, where that is another one: its files are copied. Throws RunError.
 class EventWriter {
  public:
-  explicit EventWriter(const std::filesystem::path& folder, std::int64_t resume_step = -1);
+  explicit EventWriter(const std::filesystem::path& folder, std::int64_t resume_step = -1,
+                       const std::filesystem::path& from = {});
   ~EventWriter();
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;

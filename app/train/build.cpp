@@ -95,6 +95,8 @@ void keep_in_memory(const Config& config, DataSets& sets) {
 
 namespace {
 
+constexpr const char* kNoDriver = "this machine has no NVIDIA driver";
+
 // Empty where the runtime sees a device, else what it says.
 std::string visible_devices() {
 #if defined(AXIAL_WITH_CUDA)
@@ -102,6 +104,10 @@ std::string visible_devices() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return {};
   (void)cudaGetLastError();
+  // What the runtime calls insufficient is most often not there at all.
+  int version = 0;
+  if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&version) == cudaSuccess && version == 0)
+    return kNoDriver;
   return std::string("no CUDA device is visible: ") + cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error);
 #else
   return "no CUDA device is visible";
@@ -113,6 +119,7 @@ std::string visible_devices() {
 std::string cuda_problem() {
   if (!kernels::cuda::built()) return "this axial was built without CUDA";
   if (const std::string found = visible_devices(); !found.empty()) {
+    if (found == kNoDriver) return found + " (built for " + kernels::cuda::architectures() + ")";
     return found + " (built for " + kernels::cuda::architectures() +
            "; is there a driver, and does CUDA_VISIBLE_DEVICES name a device?)";
   }

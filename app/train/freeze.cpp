@@ -22,7 +22,7 @@ std::vector<std::string> split(const std::string& text) {
       parts.back() += c;
     }
   }
-  parts.erase(std::remove(parts.begin(), parts.end(), ""), parts.end());
+  if (parts == std::vector<std::string>{""}) parts.clear();  // no name is empty else (config/schema.cpp)
   return parts;
 }
 

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <optional>
 
-#include <nlohmann/json.hpp>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "app/config/load.h"
+#include "app/train/metadata.h"
 
 #include "app/counted.h"
 
@@ -85,16 +84,15 @@ Weights weights_in(const SafetensorsFile& file, const std::filesystem::path& pat
     const CheckpointInfo info = checkpoint_info(file, path);
     return {info.has_ema ? "ema." : "model.", info.has_ema, info.spec.classes, info.config};
   }
-  const auto classes = file.metadata.find("axial.classes"), config = file.metadata.find("axial.config");
+  Weights weights{"", exported->second == "ema", Metadata(file, path, "axial.classes").texts(), std::nullopt};
+  const auto config = file.metadata.find("axial.config");
+  if (config == file.metadata.end()) return weights;
   try {
-    if (classes == file.metadata.end()) throw std::runtime_error("there is no axial.classes");
-    return {"", exported->second == "ema", nlohmann::json::parse(classes->second).get<std::vector<std::string>>(),
-            config == file.metadata.end()
-                ? std::nullopt
-                : std::optional(parse_config(config->second, path.string() + ": configuration"))};
-  } catch (const std::exception& e) {
-    throw CheckpointError(path.string() + ": the metadata is damaged: " + e.what());
+    weights.config = parse_config(config->second, path.string() + ": configuration");
+  } catch (const ConfigError& e) {
+    throw CheckpointError(e.what());
   }
+  return weights;
 }
 
 }  // namespace

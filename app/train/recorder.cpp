@@ -20,13 +20,13 @@ void or_warn(F write) {
 }  // namespace
 
 Recorder::Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
-                   std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& metrics_from)
+                   std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& from)
     : run_(folder, mode) {
   run_.write_config(to_yaml(config));
   log::open_file(run_.path() / "train.log");
   csv_ = std::make_unique<MetricsCsv>(run_.path() / "metrics.csv", EpochReport::csv_columns(), resume_epoch,
-                                      metrics_from);
-  if (config.train.tensorboard) events_ = std::make_unique<EventWriter>(run_.path(), resume_step);
+                                      from.empty() ? from : from / "metrics.csv");
+  if (config.train.tensorboard) events_ = std::make_unique<EventWriter>(run_.path(), resume_step, from);
 }
 
 void Recorder::epoch(const EpochReport& report) {

@@ -17,10 +17,10 @@ namespace axial::app {
 class Recorder {
  public:
   // Makes the folder and opens everything. Rows from resume_epoch on and TensorBoard's records from resume_step on
-  // are void; -1: a new run. `metrics_from` is the metrics.csv of the run that goes on in this folder of its own;
-  // empty: none. Throws RunError.
+  // are void; -1: a new run. `from` is the folder of the run that goes on here, where that is another one: its rows
+  // and records so far are taken along. Throws RunError.
   Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
-           std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& metrics_from = {});
+           std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& from = {});
   // The log's file stays open for the error that may end the run; who ends it well closes it.
 
   const RunDirectory& run() const { return run_; }

@@ -78,6 +78,10 @@ void log_run_header(const RunHeader& h) {
                    static_cast<long long>(rows), static_cast<long long>(columns), join(m.dim).c_str(),
                    join(m.heads).c_str(), join(m.depth).c_str(), static_cast<long long>(h.parameters),
                    m.backend.c_str()));
+  if (h.trained < h.parameters) {
+    log::info(format("train.freeze: %lld parameters are trained, %lld stay as they are",
+                     static_cast<long long>(h.trained), static_cast<long long>(h.parameters - h.trained)));
+  }
   log::info("train: " + h.config.optim.name + " on " + h.device.str() + " in " + h.config.train.precision + ", " +
             counted(h.config.train.epochs, "epoch") + " of " + counted(h.batches, "batch") + " of " +
             std::to_string(h.config.data.batch_size) + " (" + counted(h.updates, "update") +

@@ -16,7 +16,7 @@ namespace axial::app {
 struct RunHeader {
   const Config& config;
   const ImageSpec& spec;
-  std::int64_t parameters;                     // of the model
+  std::int64_t parameters, trained;            // of the model; of them, those that are not frozen
   std::pair<std::int64_t, std::int64_t> grid;  // its tokens: rows, columns
   at::Device device;
   const DataSets& sets;

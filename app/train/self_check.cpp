@@ -1,9 +1,11 @@
 #include "app/train/self_check.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 
+#include "app/counted.h"
 #include "app/train/trainer.h"
 
 namespace axial::app {
@@ -42,10 +44,13 @@ std::vector<BlockCase> self_check_cases(const Config& config, std::pair<std::int
   return cases;
 }
 
-void self_check(const Config& config, std::pair<std::int64_t, std::int64_t> grid, at::Device device, double planted) {
+std::string self_check(const Config& config, std::pair<std::int64_t, std::int64_t> grid, at::Device device,
+                       double planted) {
   const std::string& wanted = config.train.self_check;
-  if (config.model.backend != "fused" || wanted == "never" || (wanted == "auto" && !device.is_cuda())) return;
-  for (const BlockCase& c : self_check_cases(config, grid)) {
+  if (config.model.backend != "fused" || wanted == "never" || (wanted == "auto" && !device.is_cuda())) return "";
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<BlockCase> cases = self_check_cases(config, grid);
+  for (const BlockCase& c : cases) {
     for (GradcheckResult result : check_block(c, device, config.train.seed)) {
       result.max_error += std::exchange(planted, 0);
       if (result.max_error <= result.tolerance) continue;
@@ -60,6 +65,10 @@ void self_check(const Config& config, std::pair<std::int64_t, std::int64_t> grid
                        " (model.backend=reference trains without the kernels; train.self_check=never skips this)");
     }
   }
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f s",
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return "self-check: kernels agree with the reference (" + counted(cases.size(), "case") + ", " + seconds + ")";
 }
 
 }  // namespace axial::app

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -19,7 +17,6 @@
 #include "app/train/freeze.h"
 #include "app/version.h"
 #include "model/classifier.h"
-#include "model/elements.h"
 
 namespace axial::app {
 
@@ -156,53 +153,8 @@ json progress_json(const Progress& p) {
           {"last_loss", p.last_loss}};
 }
 
-Progress progress_of(const json& j) {
-  Progress p;
-  j.at("epoch").get_to(p.epoch);
-  j.at("batch").get_to(p.batch);
-  j.at("updates").get_to(p.updates);
-  j.at("skipped").get_to(p.skipped);
-  j.at("good_in_row").get_to(p.good_in_row);
-  j.at("loss_scale").get_to(p.loss_scale);
-  j.at("best_top1").get_to(p.best_top1);
-  j.at("best_epoch").get_to(p.best_epoch);
-  // Not in the checkpoints of axial's first days.
-  if (j.contains("best_loss") && j.at("best_loss").is_number()) j.at("best_loss").get_to(p.best_loss);
-  p.stale = j.value("stale", std::int64_t{0});
-  p.top = j.value("top", decltype(p.top){});
-  j.at("train_seconds").get_to(p.train_seconds);
-  p.epoch_seconds = j.value("epoch_seconds", 0.0);
-  j.at("images").get_to(p.images);
-  j.at("last_top1").get_to(p.last_top1);
-  // JSON has no NaN: a loss that was not finite was written as null.
-  const json& loss = j.at("last_loss");
-  p.last_loss = loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>();
-  if (p.epoch < 0 || p.batch < 0 || p.updates < 0 || !(p.loss_scale > 0))
-    throw std::runtime_error("numbers out of range");
-  return p;
-}
-
 void put(SafetensorsFile& file, const std::string& prefix, const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) file.tensors[prefix + name] = tensor.detach().to(at::kCPU).contiguous();
-}
-
-// A model of a size that the file does not hold is never made: a few words of metadata would take all the memory
-// there is. Of a small one load_into names the tensors that differ.
-void check_size(const CheckpointInfo& info, const SafetensorsFile& file, const std::filesystem::path& path) {
-  constexpr double kSmall = 1 << 24;
-  double held = 0;
-  for (const auto& [name, tensor] : file.tensors) {
-    if (name.compare(0, 6, "model.") == 0) held += static_cast<double>(tensor.numel());
-  }
-  const double described = element_count(classifier_options(info.config, info.spec));
-  if (described <= std::max(held, kSmall)) return;
-  const auto text = [](double count) {
-    char digits[32];
-    std::snprintf(digits, sizeof digits, "%.0f", count);
-    return std::string(digits);
-  };
-  throw CheckpointError(path.string() + ": does not fit: its configuration describes a model of " + text(described) +
-                        " numbers, and it holds " + text(held) + " under model.");
 }
 
 }  // namespace
@@ -235,65 +187,6 @@ SafetensorsFile to_checkpoint(const TrainingState& state, const Config& config, 
   m["axial.progress"] = progress_json(state.progress).dump();
   m["axial.ema_updates"] = std::to_string(state.ema ? state.ema->updates : 0);
   return file;
-}
-
-CheckpointInfo checkpoint_info(const SafetensorsFile& file, const std::filesystem::path& path) {
-  auto text = [&](const std::string& key) -> const std::string& {
-    const auto found = file.metadata.find(key);
-    if (found == file.metadata.end()) {
-      throw CheckpointError(path.string() + ": not a checkpoint of axial train: the metadata has no " + key);
-    }
-    return found->second;
-  };
-  const std::string& format = text("axial.format");
-  if (format != std::to_string(kCheckpointFormat)) {
-    throw CheckpointError(path.string() + ": checkpoint format " + format + ", this axial reads format " +
-                          std::to_string(kCheckpointFormat));
-  }
-  CheckpointInfo info;
-  info.version = text("axial.version");
-  try {
-    info.config = parse_config(text("axial.config"), path.string() + ": configuration");
-    info.spec.classes = json::parse(text("axial.classes")).get<std::vector<std::string>>();
-    const json image = json::parse(text("axial.image"));
-    image.at("channels").get_to(info.spec.channels);
-    image.at("height").get_to(info.spec.height);
-    image.at("width").get_to(info.spec.width);
-    image.at("mean").get_to(info.spec.mean);
-    image.at("std").get_to(info.spec.std);
-    // Not in the checkpoints of axial's first days.
-    info.spec.train_images = image.value("train_images", std::int64_t{0});
-    info.spec.label_checksum = image.value("label_checksum", std::uint32_t{0});
-    if (const auto threads = file.metadata.find("axial.threads"); threads != file.metadata.end()) {
-      info.threads = json::parse(threads->second).get<std::int64_t>();
-      if (info.threads < 0 || info.threads > 4096) {
-        throw std::runtime_error("axial.threads is " + threads->second + ", expected 0..4096");
-      }
-    }
-    info.progress = progress_of(json::parse(text("axial.progress")));
-    info.ema_updates = json::parse(text("axial.ema_updates")).get<std::int64_t>();
-    const auto channels = static_cast<std::size_t>(info.spec.channels);
-    constexpr std::int64_t kMost = 1 << 16;  // far more than any set has
-    const auto sane = [](std::int64_t extent) { return extent >= 1 && extent <= kMost; };
-    const bool scales = std::all_of(info.spec.std.begin(), info.spec.std.end(),
-                                    [](double value) { return std::isfinite(value) && value > 0; });
-    const bool shifts =
-        std::all_of(info.spec.mean.begin(), info.spec.mean.end(), [](double value) { return std::isfinite(value); });
-    if (info.spec.classes.empty() || !sane(info.spec.channels) || !sane(info.spec.height) || !sane(info.spec.width) ||
-        info.spec.mean.size() != channels || info.spec.std.size() != channels || !scales || !shifts) {
-      throw std::runtime_error("image description out of range");
-    }
-    check_size(info, file, path);
-  } catch (const CheckpointError&) {
-    throw;
-  } catch (const ConfigError& e) {
-    throw CheckpointError(e.what());
-  } catch (const std::exception& e) {
-    throw CheckpointError(path.string() + ": the metadata is damaged: " + e.what());
-  }
-  info.has_ema = std::any_of(file.tensors.begin(), file.tensors.end(),
-                             [](const auto& entry) { return entry.first.compare(0, 4, "ema.") == 0; });
-  return info;
 }
 
 void restore(TrainingState& state, const SafetensorsFile& file, const CheckpointInfo& info,

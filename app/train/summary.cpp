@@ -46,18 +46,23 @@ double block_operations(const AxialClassifierOptions& o, const ModelPart& part) 
   return passes + relative + 4 * tokens * d * hidden + convolution;
 }
 
-std::size_t part_of(const std::string& name, const std::vector<std::int64_t>& depth) {
+// Where in model_parts a parameter is counted: stem, position tables (where there are any), stages, head.
+std::size_t part_of(const std::string& name, const AxialClassifierOptions& o) {
+  const std::vector<std::int64_t>& depth = o.depth;
+  const std::size_t first = o.position ? 2 : 1;  // of the stages
   const auto number_after = [&](const char* prefix) -> std::int64_t {
     const std::size_t from = std::string(prefix).size();
     return name.compare(0, from, prefix) == 0 ? std::stoll(name.substr(from)) : -1;
   };
-  if (const std::int64_t merge = number_after("merges."); merge >= 0) return static_cast<std::size_t>(merge) + 2;
+  if (name == "row_pos" || name == "col_pos") return 1;
+  if (const std::int64_t merge = number_after("merges."); merge >= 0)
+    return first + static_cast<std::size_t>(merge) + 1;
   if (std::int64_t block = number_after("blocks."); block >= 0) {
     std::size_t stage = 0;
     while (block >= depth[stage]) block -= depth[stage++];
-    return stage + 1;
+    return first + stage;
   }
-  return name.compare(0, 5, "norm.") == 0 || name.compare(0, 5, "head.") == 0 ? depth.size() + 1 : 0;
+  return name.compare(0, 5, "norm.") == 0 || name.compare(0, 5, "head.") == 0 ? first + depth.size() : 0;
 }
 
 std::string short_number(double value) {
@@ -83,6 +88,7 @@ std::vector<ModelPart> model_parts(const AxialClassifierImpl& model) {
   ModelPart stem{"stem", rows, columns, o.dim[0]};
   stem.operations = stem_operations(o);
   parts.push_back(stem);
+  if (o.position) parts.push_back({"position", rows, columns, o.dim[0]});
   for (std::size_t stage = 0; stage < o.dim.size(); ++stage) {
     ModelPart part{"stage " + std::to_string(stage + 1), rows, columns, o.dim[stage]};
     if (stage > 0) {
@@ -97,7 +103,7 @@ std::vector<ModelPart> model_parts(const AxialClassifierImpl& model) {
   head.operations = 2.0 * static_cast<double>(o.dim.back() * o.classes);
   parts.push_back(head);
   for (const auto& item : model.named_parameters(true)) {
-    ModelPart& part = parts[part_of(item.key(), o.depth)];
+    ModelPart& part = parts[part_of(item.key(), o)];
     part.parameters += item.value().numel();
     if (item.value().requires_grad()) part.trained += item.value().numel();
   }

@@ -18,7 +18,7 @@ namespace axial::app {
 
 // A part of the model in the order of the forward pass.
 struct ModelPart {
-  std::string name;                    // stem, stage 1, ..., head
+  std::string name;                    // stem, position, stage 1, ..., head
   std::int64_t rows = 0, columns = 0;  // tokens that come out
   std::int64_t channels = 0;
   std::int64_t parameters = 0, trained = 0;  // of them, those that are not frozen

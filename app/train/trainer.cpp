@@ -98,12 +98,14 @@ std::string Trainer::position_now() const {
 void Trainer::open_run(const std::filesystem::path& folder) {
   const bool resumed = !request_.checkpoint.empty();
   const Progress& p = state_.progress;
-  std::filesystem::path rows;  // of the run that goes on here
-  if (resumed && request_.mode == RunDirectory::Mode::kNew)
-    rows = request_.checkpoint.parent_path().parent_path() / "metrics.csv";
+  std::filesystem::path before;  // the folder of the run that goes on here, where there is one
+  if (resumed && request_.mode == RunDirectory::Mode::kNew) {
+    const std::filesystem::path folder = std::filesystem::absolute(request_.checkpoint).parent_path();
+    if (folder.filename() == "checkpoints") before = folder.parent_path();
+  }
   const bool replaces = request_.mode == RunDirectory::Mode::kOverwrite && is_run_folder(folder);
   recorder_ = std::make_unique<Recorder>(folder, request_.mode, config_, resumed ? p.epoch + 1 : -1,
-                                         resumed ? p.updates + 1 : -1, rows);
+                                         resumed ? p.updates + 1 : -1, before);
   run_ = &recorder_->run();
   log_header();
   log::info((resumed ? "resuming run " : "run ") + run_->path().string() +
@@ -132,9 +134,13 @@ void Trainer::copy_best() {
 }
 
 void Trainer::log_header() const {
-  std::int64_t parameters = 0;
-  for (const auto& p : state_.model->parameters()) parameters += p.numel();
-  log_run_header({config_, spec_, parameters, state_.model->grid(), device_, sets_, per_epoch_, updates_per_epoch_});
+  std::int64_t parameters = 0, trained = 0;
+  for (const auto& p : state_.model->parameters()) {
+    parameters += p.numel();
+    if (p.requires_grad()) trained += p.numel();
+  }
+  log_run_header(
+      {config_, spec_, parameters, trained, state_.model->grid(), device_, sets_, per_epoch_, updates_per_epoch_});
 }
 
 TrainResult Trainer::run() {
@@ -145,11 +151,12 @@ TrainResult Trainer::run() {
   if (!request_.checkpoint.empty() && finished()) {
     result.nothing_to_do = true;
   } else {
-    self_check(config_, state_.model->grid(), device_);
+    const std::string checked = self_check(config_, state_.model->grid(), device_);
     // Only now: what could be wrong with data, model and device has been seen, and leaves no empty folder behind.
     const SignalGuard signals;  // from here on a signal leaves a run that can go on
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
     open_run(result.run);
+    if (!checked.empty()) log::info(checked);
     tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;
     epoch_began_ = p.train_seconds - p.epoch_seconds;
@@ -216,7 +223,8 @@ void Trainer::dry_run() {
     log::info(request_.checkpoint.string() + ": the run is finished; there would be nothing to do");
     return;
   }
-  self_check(config_, state_.model->grid(), device_);
+  if (const std::string checked = self_check(config_, state_.model->grid(), device_); !checked.empty())
+    log::info(checked);
   train_mode(*state_.model);
   const data::Batch batch = train_batches_.get(state_.progress.epoch, 0);
   const MemoryMeter meter;

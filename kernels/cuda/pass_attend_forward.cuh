@@ -1,6 +1,8 @@
 // The attention of the fused forward, and how its kernel lays out shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/pass_rotary.cuh"
 
@@ -169,15 +171,20 @@ struct Attend {
   // attention waits for.
   static constexpr unsigned kByProducts = S::kHeadDim == 16 ? 0x88 : 0;
   // Softmax without its maximum: for scores whose powers of two, and their sums, are far from the type's limits.
-  // Good if the sums turn out so.
+  // Good if the sums turn out so. First the scores, then what becomes of them: between the two there may be others'.
   template <int kStrips>
-  __device__ __forceinline__ void quick(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
-                                        const StripPlace& place, std::uint32_t exchange, const Context& context) {
-    Fragments<kStrips> k, v;
+  static __device__ __forceinline__ void quick_scores(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
+                                                      const StripPlace& place, std::uint32_t exchange,
+                                                      const Context& context, Scores<kStrips>& s) {
+    Fragments<kStrips> k;
     load<kStrips>(exchange, strip, 0, k);
-    load<kStrips>(exchange, strip, 512, v);
-    Scores<kStrips> s;
     score<kStrips>(strip, q, k, place, context, s);
+  }
+  template <int kStrips>
+  __device__ __forceinline__ void quick(int strip, Scores<kStrips>& s, const StripPlace& place,
+                                        std::uint32_t exchange, const Context& context) {
+    Fragments<kStrips> v;
+    load<kStrips>(exchange, strip, 512, v);
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
@@ -384,9 +391,34 @@ struct Attend {
     // The general kernel has the registers and the code for one way only.
     bool good = !kGeneral;
     if constexpr (!kGeneral) {
-      int strip = 0;
-      for (; strip + 2 <= place.strips; strip += 2) quick<2>(strip, q, place, exchange, context);
-      if (strip < place.strips) quick<1>(strip, q, place, exchange, context);
+      const int paired = place.strips & ~1;
+      const auto attend_to = [&](auto strips, int strip) {
+        Scores<strips()> s;
+        quick_scores<strips()>(strip, q, place, exchange, context, s);
+        quick<strips()>(strip, s, place, exchange, context);
+      };
+      using Two = std::integral_constant<int, 2>;
+      using One = std::integral_constant<int, 1>;
+      if constexpr (PassForwardShape<S, kGeneral, 0>::kThreads == 256) {  // else registers are short
+        // The next pair of strips is scored before the powers of the present one.
+        if (paired > 0) {
+          Scores<2> even, odd;
+          quick_scores<2>(0, q, place, exchange, context, even);
+#pragma unroll 1
+          for (int strip = 0;; strip += 4) {
+            if (strip + 2 < paired) quick_scores<2>(strip + 2, q, place, exchange, context, odd);
+            quick<2>(strip, even, place, exchange, context);
+            if (strip + 2 >= paired) break;
+            if (strip + 4 < paired) quick_scores<2>(strip + 4, q, place, exchange, context, even);
+            quick<2>(strip + 2, odd, place, exchange, context);
+            if (strip + 4 >= paired) break;
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int strip = 0; strip < paired; strip += 2) attend_to(Two{}, strip);
+      }
+      if (paired < place.strips) attend_to(One{}, paired);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) good = good && F::tame(sum[h][0]) && F::tame(sum[h][1]);
       good = __all_sync(~0u, good);

@@ -96,8 +96,6 @@ TEST(ConfigErrors, WrongTypes) {
   EXPECT_HAS(error_of("optim:\n  lr: ~\n  eps: 1e-8\n"), "x.yaml:2: optim.lr:");
   EXPECT_HAS(error_of("optim: {lr: [1, 2]}"), "found a list of 2");
   EXPECT_HAS(error_of("optim: {lr: {a: 1}}"), "found a map");
-  EXPECT_HAS(error_of("optim: {name: adam}"), "expected one of sgd, adamw, muon, found adam");
-  EXPECT_HAS(error_of("train: {device: gpu}"), "expected auto, cpu, cuda or cuda:N, found gpu");
   for (const char* device : {"cuda:", "cuda:01", "cuda:-1", "cuda:1x", "cuda:999", "CUDA"})
     EXPECT_HAS(error_of("train: {device: '" + std::string(device) + "'}"), "expected auto, cpu, cuda or cuda:N");
   EXPECT_HAS(error_of("train: {output: ''}"), "expected a folder");
@@ -116,6 +114,81 @@ TEST(ConfigErrors, WrongTypes) {
   EXPECT_HAS(override_error("optim.lr="), "command line: optim.lr: expected a number in [0, 1000], found no value");
   EXPECT_HAS(error_of("optim: {lr: !!float 1}"), "tags such as");
   EXPECT_LT(error_of("optim: {name: " + std::string(100000, 'x') + "}").size(), 300u);
+}
+
+// Where nothing stands it is not as if nothing had been asked.
+TEST(ConfigErrors, EmptyValuesAreWrongValues) {
+  EXPECT_EQ(override_error("train.precision="),
+            "command line: train.precision: expected one of float32, tf32, bfloat16, float16, found nothing");
+  EXPECT_EQ(override_error("train.output="), "command line: train.output: expected a folder, found nothing");
+  EXPECT_HAS(override_error("train.device="), "expected auto, cpu, cuda or cuda:N, found nothing");
+  EXPECT_EQ(load_config({}, {"data.dir="}).data.dir, "");
+}
+
+TEST(ConfigErrors, WrongValuesNameTheNearest) {
+  EXPECT_EQ(error_of("train:\n  precision: bf16\n"),
+            "x.yaml:2: train.precision: expected one of float32, tf32, bfloat16, float16, found bf16; did you mean "
+            "bfloat16?");
+  EXPECT_HAS(error_of("optim: {name: adam}"), "expected one of sgd, adamw, muon, found adam; did you mean adamw?");
+  EXPECT_HAS(error_of("train: {device: gpu}"), "expected auto, cpu, cuda or cuda:N, found gpu; did you mean cuda?");
+  for (const auto& [written, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"train.device=gpu:1", "cuda:1"},
+                                                        {"train.device=cuda2", "cuda:2"},
+                                                        {"train.device=cuda:03", "cuda:3"},
+                                                        {"train.device=CPU", "cpu"},
+                                                        {"train.precision=BFloat16", "bfloat16"},
+                                                        {"train.precision=half", "float16"},
+                                                        {"data.dataset=fashion-mnist", "fashion_mnist"},
+                                                        {"data.dataset=cifar-10", "cifar10"},
+                                                        {"optim.schedule=cosin", "cosine"},
+                                                        {"train.eval_metric=accuracy", "top1"},
+                                                        {"train.tensorboard=True", "true"},
+                                                        {"train.tensorboard=off", "false"}}) {
+    EXPECT_HAS(override_error(written), "; did you mean " + meant + "?");
+  }
+  for (const char* far : {"optim.name=lamb", "data.dataset=imagenet", "train.tensorboard=maybe", "train.output="}) {
+    EXPECT_EQ(override_error(far).find("did you mean"), std::string::npos) << override_error(far);
+  }
+}
+
+// The YAML library takes all that follows such a mark for the value.
+TEST(ConfigErrors, QuotationMarksAreClosed) {
+  for (const std::string mark : {"\"", "'"}) {
+    EXPECT_EQ(error_of("data:\n  dir: " + mark + "abc\n  batch_size: 3\n"),
+              "x.yaml:2: a quotation mark is not closed");
+    EXPECT_EQ(error_of("data:\n  batch_size: 3\n  dir: " + mark), "x.yaml:3: a quotation mark is not closed");
+    EXPECT_EQ(error_of("data: {" + mark + "dir: a}\n"), "x.yaml:1: a quotation mark is not closed");
+    EXPECT_EQ(error_of("\xef\xbb\xbf"
+                       "data:\n  dir: " +
+                       mark + "abc\n"),
+              "x.yaml:2: a quotation mark is not closed");
+    EXPECT_EQ(override_error("data.dir=" + mark + "abc"),
+              "command line: data.dir: expected text, found " + mark + "abc; a quotation mark is not closed");
+    EXPECT_HAS(override_error("data.dir=" + mark), "a quotation mark is not closed");
+    EXPECT_HAS(override_error("model.dim=[1, " + mark + "2]"), "a quotation mark is not closed");
+    for (const std::string& good : {mark + "a" + mark, mark + "a\n b" + mark, mark + mark})
+      EXPECT_NO_THROW(parse_config("data: {dir: " + good + "}\n", "x.yaml")) << good;
+    EXPECT_NO_THROW(
+        parse_config("\xef\xbb\xbf"
+                     "data:\r\n  dir: " +
+                         mark + "a" + mark + "\r\n",
+                     "x.yaml"));
+  }
+  EXPECT_EQ(parse_config("data: {dir: 'it''s'}", "x.yaml").data.dir, "it's");
+  EXPECT_EQ(parse_config("data: {dir: \"a\\\"b\\\\\"}", "x.yaml").data.dir, "a\"b\\");
+  EXPECT_EQ(parse_config("data: {dir: it's}", "x.yaml").data.dir, "it's");
+  EXPECT_EQ(parse_config("data:\n  dir: |-\n    'a\n", "x.yaml").data.dir, "'a");
+}
+
+TEST(ConfigErrors, NamesInListsAreNotEmpty) {
+  for (const char* text : {",", "stem,", ",stem", "stem,,head", " , ", " "}) {
+    EXPECT_EQ(
+        override_error(std::string("train.freeze=") + text),
+        std::string("command line: train.freeze: expected names with commas between, none of them empty, found ") +
+            text);
+  }
+  for (const char* text : {"", "stem", "stem, head.*"})
+    EXPECT_EQ(load_config({}, {std::string("train.freeze=") + text}).train.freeze, text);
 }
 
 // A value that is no YAML is a wrong value of its key.
@@ -154,6 +227,27 @@ TEST(ConfigErrors, NumbersTooSmallForTheArithmeticAreRefused) {
     for (const char* value : {"0", "0.00390625", "0.995"})
       EXPECT_NO_THROW(parse_config("model: {" + key + ": " + value + "}", ""));
   }
+}
+
+TEST(ConfigErrors, NormalisedPixelsAreNumbersOfTheArithmetic) {
+  EXPECT_EQ(
+      error_of("data:\n  mean: [0.5]\n  std: [1e-45]\n"),
+      "x.yaml:3: data.std: entry 1 makes pixels of numbers that float32 does not hold: expected at least 1.2e-38; "
+      "data.std = [1.0e-45] (x.yaml:3), data.mean = [0.5] (x.yaml:2), train.precision = float32 (default)");
+  EXPECT_HAS(override_error("data.std=[1, 1e-300]"), "expected as many entries in both");
+  const auto refused = [](const std::string& mean, const std::string& std, const std::string& precision) {
+    return message_of<ConfigError>([&] {
+      load_config({}, {"data.mean=" + mean, "data.std=" + std, "train.precision=" + precision});
+    });
+  };
+  EXPECT_HAS(refused("[0, 1000]", "[1, 1e-36]", "bfloat16"),
+             "entry 2 makes pixels of numbers that bfloat16 does not");
+  EXPECT_HAS(refused("0.5", "1e-6", "float16"),
+             "entry 1 makes pixels of numbers that float16 does not hold: expected at");
+  for (const char* std : {"1.3e-38", "1e-5", "0.3"}) {
+    EXPECT_NO_THROW(load_config({}, {"data.mean=0.5", std::string("data.std=") + std}));
+  }
+  EXPECT_NO_THROW(load_config({}, {"data.mean=0.5", "data.std=1e-5", "train.precision=float16"}));
 }
 
 TEST(ConfigErrors, WrongDocuments) {

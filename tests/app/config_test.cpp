@@ -74,7 +74,7 @@ TEST(Config, PrintedConfigurationLoadsBackExactly) {
   for (const double real : reals) {
     config.optim.lr = config.optim.weight_decay = real;
     config.data.mean = {-real, real};
-    config.data.std = {real, 0.5};
+    config.data.std = {std::max(real, 1e-36), 0.5};
     const Config back = parse_config(to_yaml(config), "printed");
     EXPECT_EQ(back.optim.lr, real);
     EXPECT_EQ(back.data.mean, config.data.mean);
@@ -207,10 +207,15 @@ TEST(Config, ChangedKeysAreNamedWithBothValues) {
     return describe_changes(differing_keys(kept, wanted), kept, wanted);
   };
   EXPECT_EQ(changes({"optim.lr=0.1"}), "optim.lr is 0.001, not 0.1");
-  EXPECT_EQ(changes({"model.dim=[32]", "model.mlp_ratio=3", "optim.lr=0.1", "optim.eps=1e-6", "train.seed=1",
-                     "train.label_smoothing=0"}),
+  std::vector<std::string> many = {"model.dim=[32]", "model.mlp_ratio=3", "optim.lr=0.1",
+                                   "optim.eps=1e-6", "train.seed=1",      "train.label_smoothing=0"};
+  EXPECT_EQ(changes(many),
             "model.dim is [64], not [32]; model.mlp_ratio is 2, not 3; optim.lr is 0.001, not 0.1; optim.eps is "
-            "1.0e-08, not 1.0e-06; and 2 more");
+            "1.0e-08, not 1.0e-06; train.seed is 0, not 1; train.label_smoothing is 0.1, not 0");
+  for (const char* more : {"data.batch_size=3", "data.workers=3", "train.epochs=3", "train.threads=3",
+                           "train.keep_last=3", "train.keep_best=3", "train.patience=3", "train.log_every=3"})
+    many.emplace_back(more);
+  EXPECT_EQ(changes(many).substr(changes(many).rfind(';')), "; and 2 more") << changes(many);
   EXPECT_LT(changes({"train.freeze=" + std::string(1000, 'x')}).size(), 200u);
 }
 

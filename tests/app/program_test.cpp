@@ -354,6 +354,13 @@ TEST_F(Commands, Case34_CudaThatIsNotThereIsNamed) {
                {"--device cuda", "--device cpu"});
 }
 
+// What the runtime calls an insufficient driver is most often none.
+TEST_F(Commands, AMachineWithoutADriverIsCalledThat) {
+  const Outcome o = run({"info"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.out.find("insufficient"), std::string::npos) << o.out;
+}
+
 // Every configuration that ships trains for some steps.
 class Configurations : public ProgramTest, public testing::WithParamInterface<const char*> {};
 

@@ -205,7 +205,8 @@ TEST_F(Results, ExportHoldsTheWeightsUnderTheModulesNames) {
   expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1, {"s.safetensors: not a checkpoint"});
   strange.metadata = {{"axial.weights", "model"}, {"axial.classes", "[1"}};
   app::write_safetensors(folder_ / "s.safetensors", strange);
-  expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1, {"s.safetensors: the metadata is damaged"});
+  expect_error(run(small("no", {"train.init_from=s.safetensors"})), 1,
+               {"s.safetensors: the metadata is damaged: axial.classes: expected JSON, found [1"});
 }
 
 TEST_F(Results, RunsAreListedWithTheirStates) {
@@ -340,29 +341,6 @@ TEST_F(Results, NoResultReplacesTheCheckpointThatItComesFrom) {
   expect_error(run({"explain", "copy.safetensors", "0", "-o", "copy.safetensors"}), 1,
                {"copy.safetensors", "is what is read"});
   EXPECT_EQ(fs::file_size(copy), size);
-}
-
-TEST_F(Results, MetadataIsHeldToItsRanges) {
-  const app::SafetensorsFile good = app::read_safetensors(fs::path(run_) / "checkpoints" / "best.safetensors");
-  const auto refused = [&](const std::string& key, const std::string& value, const std::string& word) {
-    app::SafetensorsFile bad = good;
-    bad.metadata[key] = value;
-    app::write_safetensors(folder_ / "bad.safetensors", bad);
-    expect_error(run({"info", "bad.safetensors"}), 1, {"bad.safetensors", "metadata is damaged", word});
-  };
-  refused("axial.threads", "2000000000", "0..4096");
-  refused("axial.threads", "-5", "0..4096");
-  json image = json::parse(good.metadata.at("axial.image"));
-  image["std"] = {0.0};
-  refused("axial.image", image.dump(), "image description");
-  image["std"] = {1.0};
-  image["height"] = 40000000;
-  refused("axial.image", image.dump(), "image description");
-  app::SafetensorsFile odd = good;
-  odd.metadata["axial.version"] = "1\x1b[2Jfake";
-  app::write_safetensors(folder_ / "odd.safetensors", odd);
-  const Outcome o = run({"info", "odd.safetensors"});
-  EXPECT_EQ(o.out.find('\x1b'), std::string::npos) << "nothing in a file steers the terminal";
 }
 
 // A row of 4096 pixels, enlarged until it is high enough to look at, would be 448 x 1 835 008.

@@ -220,6 +220,30 @@ TEST(Runs, StatesFollowFromTheFilesOfARun) {
     ASSERT_EQ(::mkfifo((scratch / "done" / name).c_str(), 0600), 0);
   }
   EXPECT_EQ(read_run(scratch / "done").epochs_done(), 0);
+  EXPECT_FALSE(read_run(scratch / "done").metrics_readable);
+}
+
+TEST(Runs, EpochsThatAreNoneAreLeftOutAndSaid) {
+  const Scratch scratch;
+  write_run(scratch / "run", "info: epoch 2/3  batch 7/16", 0);
+  const auto read = [&](const std::string& rows) {
+    put(scratch / "run/metrics.csv", "epoch,val_loss,val_top1\n" + rows);
+    return read_run(scratch / "run");
+  };
+  EXPECT_EQ(read("1,1,0.5\n3,1,0.5\n").metrics_problem, "") << "train.eval_every is not 1";
+  for (const auto& [bad, row] : std::vector<std::pair<std::string, std::string>>{
+           {"-1", "2"}, {"0", "2"}, {"1e30", "2"}, {"1.5", "2"}, {"", "2"}, {"x", "2"}}) {
+    const RunSummary run = read(bad + ",1,0.9\n1,1,0.5\n");
+    EXPECT_EQ(run.metrics_problem, (scratch / "run/metrics.csv").string() + ": row " + row +
+                                       ": expected an epoch above 0, found '" + bad + "'; such rows are left out");
+    EXPECT_EQ(run.epochs_done(), 1);
+    EXPECT_EQ(run.best_epoch, 1);
+    EXPECT_TRUE(run.metrics_readable);
+  }
+  const RunSummary back = read("1,1,0.5\n2,1,0.6\n1,1,0.9\n3,1,0.1\n");
+  EXPECT_TRUE(has(back.metrics_problem, "row 4: expected an epoch above 2, found '1'"));
+  EXPECT_EQ(back.epochs_done(), 3);
+  EXPECT_EQ(back.best_epoch, 2);
 }
 
 // What axial runs and report call the best epoch is what training keeps as best.safetensors.

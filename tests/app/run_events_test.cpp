@@ -89,6 +89,26 @@ TEST(EventWriter, EveryRecordIsFramedAndFilesNeverCollide) {
   EXPECT_HAS(testing::message_of<RunError>([&] { EventWriter writer(scratch / "none"); }), "cannot be written");
 }
 
+TEST(EventWriter, ARunThatGoesOnElsewhereTakesItsFilesAlong) {
+  const Scratch scratch;
+  fs::create_directory(scratch / "old");
+  fs::create_directory(scratch / "new");
+  EventWriter(scratch / "old").scalars(10, {{"loss", 0.25}});
+  testing::put(scratch / "old/events.out.tfevents.1.other", "x");
+  const auto before = testing::names_in(scratch / "old");
+  EventWriter writer(scratch / "new", 20, scratch / "old");
+  EXPECT_EQ(testing::names_in(scratch / "old"), before);
+  const auto names = testing::names_in(scratch / "new");
+  EXPECT_EQ(names.size(), 2u);
+  for (const std::string& old : before) {
+    const bool ours = old != "events.out.tfevents.1.other";
+    EXPECT_EQ(names.count(old), ours ? 1u : 0u) << old;
+    if (ours) {
+      EXPECT_EQ(get(scratch / "new" / old), get(scratch / "old" / old));
+    }
+  }
+}
+
 TEST(EventWriterPython, TensorBoardReadsIt) {
   if (std::system("python3 -c 'import tensorboard.backend.event_processing.event_accumulator' >/dev/null 2>&1") != 0)
     GTEST_SKIP() << "python3 with the package tensorboard is not installed";

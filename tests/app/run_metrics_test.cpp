@@ -1,4 +1,5 @@
 // metrics.csv
+#include <array>
 #include <stdexcept>
 
 #include <gtest/gtest.h>
@@ -73,10 +74,41 @@ TEST(MetricsCsv, WhatCannotBeResumedIsNamedAndKept) {
     EXPECT_EQ(error_of(stray),
               ": row 3: a quotation mark is not closed; take it out, or move the file away to start a new one");
   }
+  for (const auto& [rows, row, above] : std::vector<std::array<std::string, 3>>{
+           {"-1,a\n", "2", "0"}, {"0,a\n", "2", "0"}, {"3,a\n2,b\n", "3", "3"}, {"3,a\n3,b\n", "3", "3"}}) {
+    EXPECT_EQ(
+        error_of("step,note\n" + rows).rfind(": row " + row + ": expected a number above " + above + " as step", 0),
+        0u)
+        << rows;
+  }
+  EXPECT_EQ(error_of("step,note\n1e30,a\n"), ": row 2: expected an integer as step, found '1e30'");
+  fs::permissions(path, fs::perms::none);
+  const std::string unreadable = testing::in_child([&] {
+    testing::drop_privileges();
+    MetricsCsv(path, {"step", "note"}, 30);
+    return std::string("replaced");
+  });
+  EXPECT_HAS(unreadable, "metrics.csv: cannot be read: Permission denied; move it away");
   fs::remove(path);
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   const std::string error = message_of<RunError>([&] { MetricsCsv(path, {"step", "note"}, 30); });
   EXPECT_EQ(error.substr(path.string().size()), ": is no ordinary file, expected one; move it away");
+}
+
+// As train.log and the outputs of commands do.
+TEST(MetricsCsv, LinksAreFollowed) {
+  const Scratch scratch;
+  const fs::path path = scratch / "metrics.csv";
+  fs::create_directory(scratch / "disk");
+  fs::create_symlink("disk/rows", path);
+  MetricsCsv fresh(path, {"step"});
+  fresh.append({"1"});
+  fresh.append({"2"});
+  MetricsCsv resumed(path, {"step"}, 2);
+  resumed.append({"2"});
+  EXPECT_TRUE(fs::is_symlink(path));
+  EXPECT_EQ(get(scratch / "disk/rows"), "step\n1\n2\n");
+  EXPECT_EQ(testing::names_in(scratch / "disk").size(), 1u);
 }
 
 TEST(MetricsCsv, NoHalfRowsAtAFileSizeLimit) {

@@ -266,6 +266,8 @@ TEST_F(Running, WhatIsFrozenStays) {
   const Outcome o = run(small("second", {"train.epochs=1", "train.ema_decay=0", "train.init_from=first",
                                          "train.freeze=stem, blocks.0.attention,*_pos,norm.weight"}));
   ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("train.freeze: "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find(" stay as they are"), std::string::npos) << o.err;
   const app::SafetensorsFile from = last("first"), file = last("second");
   const auto frozen = [](const std::string& name) {
     return name.rfind("stem.", 0) == 0 || name.rfind("blocks.0.attention.", 0) == 0 || name == "row_pos" ||
@@ -358,7 +360,13 @@ TEST_F(Running, ADryRunTellsPartsOperationsAndMemory) {
     const bool stage = fields[0] == "stage";
     rows[stage ? fields[0] + fields[1] : fields[0]] = {fields.begin() + (stage ? 2 : 1), fields.end()};
   }
-  EXPECT_EQ(rows["stem"], (std::vector<std::string>{"10x8", "16", "464", "288", "23.0", "k"})) << o.out;
+  EXPECT_EQ(rows["stem"], (std::vector<std::string>{"10x8", "16", "176", "0", "23.0", "k"})) << o.out;
+  EXPECT_EQ(rows["position"], (std::vector<std::string>{"10x8", "16", "288", "288", "0"})) << o.out;
+  const std::string trained = rows["all"].at(1);
+  EXPECT_NE(o.err.find("train.freeze: " + trained + " parameters are trained, 176 stay as they are"),
+            std::string::npos)
+      << o.err;
+  EXPECT_EQ(dry({"model.position=false"}).out.find("position"), std::string::npos);
   EXPECT_EQ(rows["stage1"].at(0), "10x8");
   EXPECT_EQ(rows["stage1"].at(4), "584");
   EXPECT_EQ(rows["stage2"].at(0), "5x4");

@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <set>
 
 #include <unistd.h>
 
@@ -255,6 +256,16 @@ TEST_F(Start, AResumedRunNeverWritesIntoAnother) {
   EXPECT_EQ(best_progress("c"), best_progress("a"));
   EXPECT_EQ(read_file(folder_ / "c" / "metrics.csv"), read_file(folder_ / "a" / "metrics.csv"))
       << "so that the best epoch is among those that axial runs sees";
+  std::set<std::string> events, copied;  // of TensorBoard
+  for (auto [run, names] : {std::pair{"a", &events}, std::pair{"c", &copied}}) {
+    for (const auto& entry : fs::directory_iterator(folder_ / run)) {
+      if (entry.path().filename().string().rfind("events.", 0) == 0) names->insert(entry.path().filename().string());
+    }
+  }
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(copied.size(), 2u) << "what was, and what goes on";
+  EXPECT_EQ(copied.count(*events.begin()), 1u);
+  EXPECT_EQ(read_file(folder_ / "c" / *events.begin()), read_file(folder_ / "a" / *events.begin()));
   EXPECT_EQ(run({"train", "--resume=a", "-o", "./a"}).code, 0) << "the run's own folder under another name";
 }
 

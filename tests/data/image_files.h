@@ -19,6 +19,7 @@ struct PngKind {
   bool interlaced = false;
   int transparent_gray = -1;
   std::vector<std::array<std::uint8_t, 3>> palette = {};
+  std::vector<std::uint8_t> palette_alpha = {};  // of its first colours
 };
 
 // `bytes`: rows as PNG packs them, without gaps.
@@ -34,6 +35,10 @@ inline void write_png(const std::filesystem::path& path, const PngKind& kind, co
   std::vector<png_color> palette;
   for (const auto& [r, g, b] : kind.palette) palette.push_back({r, g, b});
   if (!palette.empty()) png_set_PLTE(png, info, palette.data(), static_cast<int>(palette.size()));
+  if (!kind.palette_alpha.empty()) {
+    png_set_tRNS(png, info, kind.palette_alpha.data(), static_cast<int>(kind.palette_alpha.size()), nullptr);
+  }
+  png_set_check_for_invalid_index(png, 0);  // written all the same
   if (kind.transparent_gray >= 0) {
     png_color_16 colour{};
     colour.gray = static_cast<png_uint_16>(kind.transparent_gray);

@@ -73,6 +73,37 @@ TEST(Png, PaletteOfFewBits) {
   EXPECT_TRUE(at::equal(read_image(dir / "a", 3)[2], image_of({3, 60, 255, 7, 7, 255, 60, 3}, {2, 4})));
 }
 
+TEST(Png, PaletteWithTransparentColours) {
+  TempDir dir;
+  for (const bool interlaced : {false, true}) {
+    PngKind kind{.width = 3, .height = 2, .type = PNG_COLOR_TYPE_PALETTE, .interlaced = interlaced};
+    kind.palette = {{200, 100, 50}, {40, 50, 60}, {255, 255, 255}};
+    kind.palette_alpha = {128, 0};  // the third is opaque
+    write_png(dir / "a", kind, {0, 1, 2, 2, 1, 0});
+    EXPECT_TRUE(at::equal(read_image(dir / "a", 3)[0], image_of({100, 0, 255, 255, 0, 100}, {2, 3}))) << interlaced;
+    EXPECT_TRUE(at::equal(read_image(dir / "a", 3)[2], image_of({25, 0, 255, 255, 0, 25}, {2, 3}))) << interlaced;
+  }
+}
+
+// libpng takes it for black, or for whatever stands behind the palette.
+TEST(Png, AColourThatThePaletteLacksIsDamage) {
+  TempDir dir;
+  for (const bool interlaced : {false, true}) {
+    PngKind kind{.width = 4, .height = 2, .depth = 2, .type = PNG_COLOR_TYPE_PALETTE, .interlaced = interlaced};
+    kind.palette = {{1, 2, 3}, {40, 50, 60}, {255, 255, 255}};
+    write_png(dir / "a.png", kind, {0b00011000, 0b10100100});
+    EXPECT_NO_THROW(read_image(dir / "a.png", 3));
+    write_png(dir / "a.png", kind, {0b00011000, 0b10100111});
+    EXPECT_EQ(error_of_reading(dir / "a.png"),
+              (dir / "a.png").string() + ": damaged PNG (a pixel of colour 3, in its palette are 3, from 0)");
+    kind.depth = 8;
+    kind.palette_alpha = {0};
+    write_png(dir / "a.png", kind, {0, 1, 2, 0, 1, 2, 0, 200});
+    expect_parts(error_of_reading(dir / "a.png"),
+                 {"damaged PNG (a pixel of colour 200, in its palette are 3, from 0)"});
+  }
+}
+
 TEST(Png, Interlaced) {
   TempDir dir;
   const Bytes pixels = counting(13 * 11 * 3);

@@ -86,8 +86,8 @@ CHECKPOINT = [
         "app/run/metrics_csv.cpp",
         (
             "a resumed epoch has two rows",
-            "if (position < resume_at)",
-            "if (position <= resume_at)",
+            "if (position >= resume_at) continue;",
+            "if (position > resume_at) continue;",
             "app_tests:MetricsCsv.*",
         ),
     ),
@@ -99,17 +99,44 @@ CHECKPOINT = [
             "if (state.ema) state.ema->updates = 0;",
             "app_tests:*Resume.*",
         ),
+    ),
+    *faults(
+        "app/train/checkpoint_info.cpp",
         (
             "the count of good updates is lost",
-            'j.at("good_in_row").get_to(p.good_in_row);',
+            'p.good_in_row = m.integer("good_in_row", 0, kMostCounted);',
             "",
             "app_tests:*Case31*:*Resume.*",
         ),
         (
             "patience starts anew at each resume",
-            'p.stale = j.value("stale", std::int64_t{0});',
+            'if (m.has("stale")) p.stale = m.integer("stale", 0, kMostEpochs);',
             "",
             "app_tests:Running.*",
+        ),
+        (
+            "a batch beyond the epoch is taken",
+            'm.integer("batch", 0, most_batches(info))',
+            'm.integer("batch", 0, kMostCounted)',
+            "app_tests:ResultFaults.*",
+        ),
+    ),
+    *faults(
+        "app/train/metadata.cpp",
+        (
+            "integers past their range are taken",
+            "if (result < low || result > high)",
+            "if (result < low)",
+            "app_tests:ResultFaults.*",
+        ),
+    ),
+    *faults(
+        "app/results/predictions.cpp",
+        (
+            "an answer that is not finite is scored",
+            "if (const std::int64_t row = first_not_finite(logits); row >= 0)",
+            "if (const std::int64_t row = first_not_finite(logits); row > 1000000)",
+            "app_tests:ResultFaults.*",
         ),
     ),
     *faults(
