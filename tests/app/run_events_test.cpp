@@ -14,6 +14,7 @@
 namespace axial::app {
 namespace {
 
+namespace fs = std::filesystem;
 using testing::get;
 using testing::Scratch;
 
