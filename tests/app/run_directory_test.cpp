@@ -153,7 +153,7 @@ TEST(RunDirectory, OneProcessAtATime) {
   const Scratch scratch;
   auto run = std::make_unique<RunDirectory>(scratch.path(), Mode::kNew);
   const std::string refused = testing::in_child([&] {
-    RunDirectory(scratch.path(), Mode::kResume);
+    const RunDirectory second(scratch.path(), Mode::kResume);
     return std::string("no error");
   });
   EXPECT_EQ(refused, scratch.path().string() + ": another process (" + std::to_string(::getpid()) +
@@ -196,7 +196,7 @@ TEST(RunDirectory, Case18UnwritableFoldersAreRefusedAtOnce) {
   const auto attempt = [&](const fs::path& path) {
     return testing::in_child([&] {
       testing::drop_privileges();
-      RunDirectory(path, Mode::kResume);
+      const RunDirectory opened(path, Mode::kResume);
       return std::string("no error");
     });
   };

@@ -85,7 +85,7 @@ TEST(MetricsCsv, WhatCannotBeResumedIsNamedAndKept) {
   fs::permissions(path, fs::perms::none);
   const std::string unreadable = testing::in_child([&] {
     testing::drop_privileges();
-    MetricsCsv(path, {"step", "note"}, 30);
+    const MetricsCsv opened(path, {"step", "note"}, 30);
     return std::string("replaced");
   });
   EXPECT_HAS(unreadable, "metrics.csv: cannot be read: Permission denied; move it away");

@@ -63,7 +63,7 @@ std::string message_of(const std::function<void()>& action) {
   try {
     action();
   } catch (const E& error) {
-    const std::string message = error.what();
+    std::string message = error.what();
     EXPECT_EQ(message.find('\n'), std::string::npos) << "not one line: " << message;
     return message;
   }

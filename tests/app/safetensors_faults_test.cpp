@@ -41,7 +41,7 @@ class Damaged : public ::testing::Test {
  protected:
   std::string error_of(const std::string& bytes) {
     put(path_, bytes);
-    const std::string error = message_of<CheckpointError>([&] { read_safetensors(path_); });
+    std::string error = message_of<CheckpointError>([&] { read_safetensors(path_); });
     EXPECT_EQ(error.rfind(path_.string() + ": ", 0), 0u) << error;
     return error;
   }

@@ -23,7 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::get;
 using testing::message_of;
-using testing::put;
 using testing::Scratch;
 
 at::TensorOptions of(at::ScalarType type) { return at::TensorOptions().dtype(type).device(at::kCPU); }

@@ -342,7 +342,7 @@ TEST(LayerScale, ScalesEachRulesSteps) {
 TEST_F(Running, ADryRunTellsPartsOperationsAndMemory) {
   const auto dry = [&](std::vector<std::string> more) {
     more.push_back("--dry-run");
-    const Outcome o = run(small("run", more));
+    Outcome o = run(small("run", more));
     EXPECT_EQ(o.code, 0) << o.err;
     return o;
   };

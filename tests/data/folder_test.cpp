@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 void write_flat(const fs::path& path, std::uint8_t value, int size = 8) {
   fs::create_directories(path.parent_path());
-  const std::size_t count = static_cast<std::size_t>(3 * size * size);
+  const std::size_t count = 3 * static_cast<std::size_t>(size) * static_cast<std::size_t>(size);
   write_png(path, {.width = size, .height = size, .type = PNG_COLOR_TYPE_RGB}, Bytes(count, value));
 }
 

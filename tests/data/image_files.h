@@ -87,7 +87,7 @@ inline void write_jpeg(const std::filesystem::path& path, const JpegKind& kind, 
     jpeg_write_marker(&jpeg, JPEG_APP0 + 1, kind.app1.data(), static_cast<unsigned>(kind.app1.size()));
   }
   Bytes copy = bytes;
-  const std::size_t row = static_cast<std::size_t>(kind.width * kind.components);
+  const std::size_t row = static_cast<std::size_t>(kind.width) * static_cast<std::size_t>(kind.components);
   while (jpeg.next_scanline < jpeg.image_height) {
     JSAMPROW line = copy.data() + jpeg.next_scanline * row;
     jpeg_write_scanlines(&jpeg, &line, 1);

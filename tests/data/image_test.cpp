@@ -10,13 +10,13 @@ namespace axial::data::test {
 namespace {
 
 std::string error_of_reading(const std::filesystem::path& path, std::int64_t channels = 3) {
-  const std::string text = error_of([&] { read_image(path, channels); });
+  std::string text = error_of([&] { read_image(path, channels); });
   expect_parts(text, {path.string() + ": "});
   return text;
 }
 
 // [C, H, W] from a flat list
-at::Tensor image_of(std::vector<int> values, at::IntArrayRef shape) {
+at::Tensor image_of(const std::vector<int>& values, at::IntArrayRef shape) {
   return at::tensor(values, at::kInt).to(at::kByte).view(shape);
 }
 

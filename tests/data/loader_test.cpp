@@ -41,7 +41,7 @@ class Loading : public ::testing::Test {
   }
   Bytes load(const LoaderOptions& options, bool random = false) {
     Loader loader(pictures_, options);
-    const Bytes first = load(loader, random);
+    Bytes first = load(loader, random);
     EXPECT_EQ(load(loader, random), first) << "the second time";
     return first;
   }

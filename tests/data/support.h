@@ -93,7 +93,7 @@ std::string error_of(Call&& call) {
   try {
     call();
   } catch (const DataError& error) {
-    const std::string text = error.what();
+    std::string text = error.what();
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
     return text;
   } catch (const std::exception& error) {

@@ -204,11 +204,11 @@ TEST(Trivial, DrawsAreUniform) {
     ASSERT_TRUE(std::equal(expected, expected + kernels::kTrivialColumns, got));
     counts[op] += 1;
     strengths[strength] += 1;
-    down += words.x[2] & 1;
+    down += static_cast<int>(words.x[2] & 1);
   }
-  for (const int count : counts) EXPECT_NEAR(count, kDraws / kTrivialOps, 220);           // standard deviation 43
-  for (const int count : strengths) EXPECT_NEAR(count, kDraws / kTrivialStrengths, 150);  // 30
-  EXPECT_NEAR(down, kDraws / 2, 420);
+  for (const int count : counts) EXPECT_NEAR(count, 1.0 * kDraws / kTrivialOps, 220);  // standard deviation 43
+  for (const int count : strengths) EXPECT_NEAR(count, 1.0 * kDraws / kTrivialStrengths, 150);  // 30
+  EXPECT_NEAR(down, 0.5 * kDraws, 420);
 }
 
 TEST(Trivial, ComesBeforeTheOthersAndLeavesTheirDrawsAlone) {

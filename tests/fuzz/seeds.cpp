@@ -1,6 +1,7 @@
 // Writes the corpora that fuzzing starts from, a folder a target: small files as they are meant to be, made here.
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -135,7 +136,7 @@ void texts(Corpora& out, const fs::path& source) {
 }  // namespace
 }  // namespace axial::data::test
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc != 3) {
     std::fprintf(stderr, "expected a folder for the corpora and the source folder\n");
     return 2;
@@ -147,4 +148,7 @@ int main(int argc, char** argv) {
   sets(out);
   texts(out, argv[2]);
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "fuzz_seeds: %s\n", error.what());
+  return 1;
 }

@@ -217,7 +217,7 @@ std::vector<double> dense_accumulators(const Case& c, const Bytes& buffer) {
 }
 
 std::string check_accumulator_sentinels(const Case& c, const char* what, const Bytes& buffer) {
-  const std::size_t margin = kMargin * accumulator_size(c.dtype);
+  const auto margin = static_cast<std::ptrdiff_t>(kMargin * accumulator_size(c.dtype));
   const auto intact = [](std::uint8_t b) { return b == kSentinel; };
   if (std::all_of(buffer.begin(), buffer.begin() + margin, intact) &&
       std::all_of(buffer.end() - margin, buffer.end(), intact)) {

@@ -212,7 +212,7 @@ PassInputs make_pass_inputs(const PassCase& c) {
   Random data(2 * c.seed + 1);
   if (c.sample_scale) {  // stochastic depth drops some samples
     for (std::int64_t i = 0; i < c.outer[0]; ++i)
-      r.sample_scale.push_back(data.one_in(4) ? 0 : 0.8 + 0.1 * data.below(9));
+      r.sample_scale.push_back(data.one_in(4) ? 0 : 0.8 + 0.1 * static_cast<double>(data.below(9)));
     round_to_float(r.sample_scale);
     in.sample_scale = float_array(c, r.sample_scale);
   }

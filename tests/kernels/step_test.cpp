@@ -138,7 +138,8 @@ TEST_P(StepKernels, LossMatchesFloat64) {
 
 // A label outside, a NaN among the logits: nothing that looks like a number comes of it. Nothing to do is no error.
 TEST_P(StepKernels, LossOfWrongInputsIsNan) {
-  const auto run = [&](std::vector<float> logits, std::vector<std::int64_t> labels, std::int64_t classes) {
+  const auto run = [&](const std::vector<float>& logits, const std::vector<std::int64_t>& labels,
+                       std::int64_t classes) {
     DeviceBuffers device(GetParam());
     LossProblem problem;
     problem.samples = static_cast<std::int64_t>(labels.size());

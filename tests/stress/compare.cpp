@@ -18,7 +18,7 @@ namespace {
 
 struct Content {
   std::map<std::string, std::string> tensors;  // type and bytes
-  nlohmann::json progress;
+  nlohmann::json progress = nlohmann::json::object();
 };
 
 std::optional<Content> read(const fs::path& path) {

@@ -402,7 +402,7 @@ class Stress {
 }  // namespace
 }  // namespace axial::stress
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   int kills = 500;
   unsigned seed = 1;
   std::string program;
@@ -423,4 +423,7 @@ int main(int argc, char** argv) {
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
   return 0;
+} catch (const std::exception& error) {  // no temporary folder, say
+  std::fprintf(stderr, "axial_stress: %s\n", error.what());
+  return 1;
 }
