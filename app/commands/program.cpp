@@ -256,7 +256,11 @@ int parse_and_run(int argc, char** argv) {
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   const std::string help = help_of(commands, chosen);
   if (!chosen.empty() && chosen[0] != '-' && help == "axial --help")
-    throw ConfigError("command line: unknown command " + excerpt(chosen) + "; expected " + list_of(commands));
+    throw ConfigError("command line: unknown command " + excerpt(chosen) + "; expected " + list_of(commands) +
+                      ", or --help");
+  if (chosen.size() > 1 && chosen[0] == '-' && chosen != "--" && program.get_option_no_throw(chosen) == nullptr)
+    throw ConfigError("command line: unknown option " + excerpt(chosen) +
+                      "; before a command there are --help and --version alone");
   try {
     program.parse(arguments);
   } catch (const CLI::Success& e) {  // --help, --version

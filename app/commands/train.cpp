@@ -133,6 +133,12 @@ void prepare_resume(const TrainArguments& a, TrainRequest& request) {
     if (!find_key(key)->may_change_on_resume) fixed.push_back(key);
     request.notes.push_back(change_note(key, info.config, request.config));
   }
+  const std::int64_t epochs = request.config.train.epochs, before = info.config.train.epochs;
+  if (fixed.empty() && epochs < info.progress.epoch && epochs != before) {
+    throw ConfigError("train.epochs: is " + std::to_string(epochs) + ", and the run has " +
+                      counted(info.progress.epoch, "epoch") + " behind it of " + std::to_string(before) + " (" +
+                      request.checkpoint.string() + ")");
+  }
   if (fixed.empty()) return;
   throw ConfigError(describe_changes(fixed, info.config, request.config) + ": a resumed run stays as it is in " +
                     request.checkpoint.string() + " (axial config --keys marks what may change on resume)");
@@ -163,9 +169,11 @@ int run_train(const TrainArguments& a) {
     request.run = a.output;
     if (a.overwrite) request.mode = RunDirectory::Mode::kOverwrite;
   }
-  // The name of a new run is chosen later; where it goes shows now.
-  RunDirectory::check(request.run.empty() ? fs::path(request.config.train.output) / "new" : request.run,
-                      request.mode);
+  if (request.run.empty()) {  // its name is chosen later; where it goes shows now
+    RunDirectory::check_root(request.config.train.output);
+  } else {
+    RunDirectory::check(request.run, request.mode);
+  }
   if (a.dry_run) {
     dry_run(request);
     return 0;

@@ -178,6 +178,10 @@ RunDirectory::RunDirectory(fs::path path, Mode mode) : path_(std::move(path)) {
 
 void RunDirectory::check(const fs::path& path, Mode mode) {
   refuse_existing(path, mode);
+  check_root(path);
+}
+
+void RunDirectory::check_root(const fs::path& path) {
   std::error_code error;
   fs::path above = fs::absolute(path, error).lexically_normal();
   while (!is_there(above) && above.has_relative_path()) above = above.parent_path();

@@ -28,6 +28,8 @@ class RunDirectory {
   RunDirectory(std::filesystem::path path, Mode mode);
   // Throws what the constructor would, as far as that shows without leaving anything behind.
   static void check(const std::filesystem::path& path, Mode mode);
+  // Can folders be made in `root`, which need not be there yet?
+  static void check_root(const std::filesystem::path& root);
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path last() const { return path_ / "checkpoints" / "last.safetensors"; }

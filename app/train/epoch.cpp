@@ -115,11 +115,13 @@ Evaluation Trainer::validate(data::Batches& batches) {
 double Trainer::seconds_left(const Moment& at, double rate) const {
   if (rate <= 0) return 0;
   const std::int64_t epochs = config_.train.epochs, every = config_.train.eval_every;
-  const std::int64_t batches = epochs * per_epoch_ - (at.epoch * per_epoch_ + at.batch);
+  // An epoch's last batch may not be full.
+  const std::int64_t batch = config_.data.batch_size, in_epoch = std::min(per_epoch_ * batch, sets_.train.size());
+  const std::int64_t images = (epochs - at.epoch) * in_epoch - std::min(at.batch * batch, in_epoch);
   const std::int64_t evaluations = epochs / every - at.epoch / every + (epochs % every != 0 ? 1 : 0);
   // Before the first one: an image is looked at about three times as fast as it is trained on.
   const double each = evaluation_ > 0 ? evaluation_ : static_cast<double>(sets_.validation.size()) / (3 * rate);
-  return static_cast<double>(batches * config_.data.batch_size) / rate + static_cast<double>(evaluations) * each;
+  return static_cast<double>(images) / rate + static_cast<double>(evaluations) * each;
 }
 
 // Of an update that the device has made, which is a few behind what was asked of it.

@@ -69,11 +69,10 @@ void check_meaning(const Config& there, const Config& here, const std::filesyste
     return key != "model.heads" && key != "model.first_axis" && key != "model.rotary" &&
            key != "model.stem_activation" && key != "model.stem_stride";
   });
-  if (!changed.empty())
-    throw CheckpointError("train.init_from: " + describe_changes(changed, there, here) + tail);
+  if (!changed.empty()) throw CheckpointError(describe_changes(changed, there, here) + tail);
   const auto &a = there.model.depth, &b = here.model.depth;
   if (a.size() != b.size() || !std::equal(a.begin(), a.end() - 1, b.begin())) {
-    throw CheckpointError("train.init_from: " + describe_changes({"model.depth"}, there, here) +
+    throw CheckpointError(describe_changes({"model.depth"}, there, here) +
                           "; of several stages only the last one's may change (" + path.string() + ")");
   }
 }

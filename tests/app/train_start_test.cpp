@@ -212,6 +212,20 @@ TEST_F(Start, DryRunSeesWhatTheRunWouldMeet) {
   EXPECT_NE(finished.err.find("finished"), std::string::npos) << finished.err;
 }
 
+TEST_F(Start, AFolderOfAnyNameIsInNoNewRunsWay) {
+  fs::create_directories(folder_ / "runs" / "new" / "sub");
+  EXPECT_EQ(run(unnamed({"--dry-run"})).code, 0);
+  fs::remove_all(folder_ / "runs");
+  std::ofstream(folder_ / "runs") << "a file";
+  expect_error(run(unnamed({"--dry-run"})), 1, {"runs", "is no folder"});
+}
+
+TEST_F(Start, AResumedRunIsNotShorterThanItIs) {
+  ASSERT_EQ(run(unnamed({"-o", "run", "train.epochs=3", "--stop-after", "2"})).code, 0);
+  expect_error(run({"train", "--resume=run", "train.epochs=1"}), 2, {"train.epochs: is 1", "2 epochs", "of 3"});
+  EXPECT_EQ(run({"train", "--resume=run", "train.epochs=2"}).code, 0) << "it ends where it is";
+}
+
 TEST_F(Start, WhatIsReplacedAndWhatIsNotTrainedIsSaid) {
   const auto has = [](const Outcome& o, const char* text) { return o.err.find(text) != std::string::npos; };
   const char* const replaces = "] --overwrite: it replaces the run that was there\n";
