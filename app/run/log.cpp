@@ -151,6 +151,10 @@ void set_level(Level level) {
 
 void open_file(const std::filesystem::path& path) {
   const std::lock_guard<std::mutex> lock(state().mutex);
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))  // a pipe would be waited for
+    throw RunError(path.string() + ": is no ordinary file, expected one; move it away");
   try {
     state().file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string(), /*truncate=*/false);
     state().file->set_pattern("%Y-%m-%d %H:%M:%S.%e %l: %v");

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "app/run/atomic_file.h"
+#include "app/run/log.h"
 #include "app/run/run_directory.h"
 #include "app/run/run_error.h"
 
@@ -82,12 +83,27 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
   if (!stream) fail("cannot be read: " + describe_error(errno) + "; move it away to start a new one");
   const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
   if (stream.bad()) fail("cannot be read");
+  // Somebody's editor took them, or a full disk did.
+  const auto note_missing = [&](std::int64_t last) {
+    if (last + 1 >= resume_at) return;
+    log::warning(path.string() + ": there is no row of " + columns[0] + " " + std::to_string(last + 1) +
+                 (last + 2 < resume_at ? " to " + std::to_string(resume_at - 1) : "") + "; it goes on without");
+  };
   std::vector<std::string> unclosed;
   const std::vector<Record> records = parse(text, unclosed);
-  if (records.empty()) return "";
-  if (records[0].fields != columns) {
-    std::string found = records[0].raw, expected = join(columns);
-    found.pop_back();
+  std::string expected = join(columns);
+  if (records.empty() && expected.starts_with(text)) {  // empty, or its header was being written
+    note_missing(0);
+    return "";
+  }
+  if (records.empty() || records[0].fields != columns) {
+    constexpr std::size_t kShown = 200;
+    std::string found = records.empty() ? text.substr(0, kShown) : records[0].raw;
+    if (found.size() > kShown) found.resize(kShown);
+    while (!found.empty() && (found.back() == '\n' || found.back() == '\r')) found.pop_back();
+    for (char& c : found) {
+      if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e) c = '?';
+    }
     expected.pop_back();
     fail("expected the columns " + expected + ", found " + found + "; move the file away to start a new one");
   }
@@ -121,6 +137,7 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
     before = position;
     kept += records[i].raw;
   }
+  note_missing(before);
   return kept;
 }
 

@@ -39,6 +39,7 @@ class Trainer {
   void log_header() const;
   void open_run(const std::filesystem::path& folder);
   void copy_best();
+  bool has_best() const;
   void train_epoch();
   void tell_of_graph();
   void look(std::size_t left);

@@ -202,6 +202,18 @@ void restore(TrainingState& state, const SafetensorsFile& file, const Checkpoint
   targets.emplace_back("rng.state", state.rng);
   targets.emplace_back("metrics.sums", state.control.sums());
   load_into(file, path, "", targets);
+  for (const auto& [name, tensor] : targets) {
+    // Statistics of batches may have met numbers that an update was skipped for.
+    if (name.starts_with("metrics.") || name.find(".running_") != std::string::npos) continue;
+    if (!at::isFloatingType(tensor.scalar_type()) || tensor.numel() == 0) continue;
+    const bool square = name.find(".exp_avg_sq.") != std::string::npos || name.find(".step.") != std::string::npos;
+    bool good = at::isfinite(tensor).all().item<bool>();
+    if (square) good = good && tensor.ge(0).all().item<bool>();
+    if (!good) {
+      throw CheckpointError(path.string() + ": " + name + " holds a value that is not finite" +
+                            (square ? " or below zero" : "") + "; training cannot go on from it");
+    }
+  }
   state.progress = info.progress;
   state.control.load(info.progress);
   if (state.ema) state.ema->updates = info.ema_updates;

@@ -120,6 +120,16 @@ void Trainer::open_run(const std::filesystem::path& folder) {
   for (const std::string& note : request_.notes) log::info(note);
   if (!initial_.empty()) log::info(initial_);
   if (resumed && request_.mode == RunDirectory::Mode::kNew) copy_best();
+  if (resumed && p.best_epoch > 0 && !has_best()) {
+    log::warning(run_->best().string() + ": the checkpoint of the best epoch so far, " +
+                 std::to_string(p.best_epoch) +
+                 ", is not there; axial eval and axial predict take last.safetensors until an epoch is better");
+  }
+}
+
+bool Trainer::has_best() const {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(run_->best(), ignored);
 }
 
 // A run that goes on in a folder of its own takes along the best checkpoint so far, where that lies beside the one it
@@ -177,7 +187,9 @@ TrainResult Trainer::run() {
       char best[96];
       std::snprintf(best, sizeof best, "best: epoch %lld, top1 %.2f %% of the %s",
                     static_cast<long long>(p.best_epoch), 100 * p.best_top1, chosen_by(config_).c_str());
-      log::info(std::string(best) + " in checkpoints/best.safetensors, which axial eval and axial predict take");
+      log::info(std::string(best) +
+                (has_best() ? " in checkpoints/best.safetensors, which axial eval and axial predict take"
+                            : ", whose checkpoint is not there: axial eval and axial predict take last.safetensors"));
     }
   }
   result.finished = finished();

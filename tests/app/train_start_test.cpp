@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sys/stat.h>
+
 #include "app/checkpoint/safetensors.h"
 #include "app/config/load.h"
 #include "app/train/checks.h"
@@ -224,6 +226,42 @@ TEST_F(Start, AResumedRunIsNotShorterThanItIs) {
   ASSERT_EQ(run(unnamed({"-o", "run", "train.epochs=3", "--stop-after", "2"})).code, 0);
   expect_error(run({"train", "--resume=run", "train.epochs=1"}), 2, {"train.epochs: is 1", "2 epochs", "of 3"});
   EXPECT_EQ(run({"train", "--resume=run", "train.epochs=2"}).code, 0) << "it ends where it is";
+}
+
+TEST_F(Start, WhatARunHasLostIsSaidOrRefused) {
+  ASSERT_EQ(run(unnamed({"-o", "run", "train.epochs=3", "--stop-after", "2"})).code, 0);
+  const auto copy = [&](const char* name) {
+    fs::copy(folder_ / "run", folder_ / name, fs::copy_options::recursive);
+    return folder_ / name;
+  };
+  const auto warns = [&](const std::string& name, const std::string& of) {
+    const Outcome o = run({"train", "--resume=" + name});
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.err.find(of), std::string::npos) << o.err;
+  };
+  const std::string rows = read_file(folder_ / "run" / "metrics.csv");
+  std::ofstream(copy("quoted") / "metrics.csv") << '"' << rows;
+  expect_error(run({"train", "--resume=quoted"}), 1, {"metrics.csv: expected the columns"});
+  std::ofstream(copy("emptied") / "metrics.csv").flush();
+  warns("emptied", "metrics.csv: there is no row of epoch 1 to 2");
+  std::ofstream(copy("cut") / "metrics.csv") << rows.substr(0, rows.size() - 8);
+  warns("cut", "metrics.csv: there is no row of epoch 2; it goes on without");
+  const fs::path log = copy("piped") / "train.log";
+  fs::remove(log);
+  ASSERT_EQ(::mkfifo(log.c_str(), 0600), 0);
+  expect_error(run({"train", "--resume=piped"}), 1, {"train.log: is no ordinary file"});
+  fs::remove(copy("without") / "checkpoints" / "best.safetensors");
+  warns("without", "best.safetensors: the checkpoint of the best epoch so far");
+
+  const fs::path last = copy("poisoned") / "checkpoints" / "last.safetensors";
+  app::SafetensorsFile file = app::read_safetensors(last);
+  for (auto& [name, tensor] : file.tensors) {
+    if (name.find(".exp_avg_sq.") == std::string::npos) continue;
+    tensor = tensor.clone().fill_(-1);
+    break;
+  }
+  app::write_safetensors(last, file);
+  expect_error(run({"train", "--resume=poisoned"}), 1, {"last.safetensors: optimizer.", ".exp_avg_sq.", "below zero"});
 }
 
 TEST_F(Start, WhatIsReplacedAndWhatIsNotTrainedIsSaid) {
