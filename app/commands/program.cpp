@@ -260,7 +260,7 @@ int parse_and_run(int argc, char** argv) {
                       ", or --help");
   if (chosen.size() > 1 && chosen[0] == '-' && chosen != "--" && program.get_option_no_throw(chosen) == nullptr)
     throw ConfigError("command line: unknown option " + excerpt(chosen) +
-                      "; before a command there are --help and --version alone");
+                      "; before a command there are --help and --version alone (see axial --help)");
   try {
     program.parse(arguments);
   } catch (const CLI::Success& e) {  // --help, --version
