@@ -203,9 +203,8 @@ void restore(TrainingState& state, const SafetensorsFile& file, const Checkpoint
   targets.emplace_back("metrics.sums", state.control.sums());
   load_into(file, path, "", targets);
   for (const auto& [name, tensor] : targets) {
-    // Statistics of batches may have met numbers that an update was skipped for.
-    if (name.starts_with("metrics.") || name.find(".running_") != std::string::npos) continue;
-    if (!at::isFloatingType(tensor.scalar_type()) || tensor.numel() == 0) continue;
+    // Training itself finds weights that are no numbers, at its first step; of these it would make such weights.
+    if (!name.starts_with("optimizer.") || !at::isFloatingType(tensor.scalar_type()) || tensor.numel() == 0) continue;
     const bool square = name.find(".exp_avg_sq.") != std::string::npos || name.find(".step.") != std::string::npos;
     bool good = at::isfinite(tensor).all().item<bool>();
     if (square) good = good && tensor.ge(0).all().item<bool>();
