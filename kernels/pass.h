@@ -84,8 +84,8 @@ Status choose_pass(const PassProblem& problem, KernelChoice* choice);
 
 // The weights as the kernels read them: norm_weight, norm_bias and the scale of the scores folded into the
 // projections, rounded to the problem's type, swizzled. The buffer is aligned to 16 bytes; it serves the forward and
-// the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal, with a rotary embedding or
-// without.
+// the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal, with a rotary
+// embedding or without.
 std::size_t packed_bytes(const PassProblem& problem);
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream);
 // The same for several problems, in one launch for each run of problems of one width, heads and type.

@@ -283,9 +283,8 @@ std::string decoding_table(const Decoding& d, const std::string& processor) {
                   number(rates.front()).c_str(), number(rates.back()).c_str());
     return std::string(line);
   };
-  std::string text = counted(d.files, "JPEG file") + ", " + number(d.megabytes) + " MB, " +
-                     number(d.megapixels) + " megapixels; " + counted(d.workers, "thread") + " of " + processor +
-                     "\n";
+  std::string text = counted(d.files, "JPEG file") + ", " + number(d.megabytes) + " MB, " + number(d.megapixels) +
+                     " megapixels; " + counted(d.workers, "thread") + " of " + processor + "\n";
   if (d.others > 0) text += std::to_string(d.others) + " other files were left out\n";
   const std::string size = std::to_string(d.height) + "x" + std::to_string(d.width);
   text += "images/s, median of " + std::to_string(d.pipeline.size()) + " passes (least to most)\n";

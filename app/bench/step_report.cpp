@@ -46,13 +46,12 @@ std::string step_table(const std::vector<StepTimes>& all, const Config& config, 
   }
   const Traits& traits = machine.traits();
   text += "\n" + traits.name + ", libtorch " + TORCH_VERSION + ", axial " + kVersion + "\n";
-  text += format("%s in %s, dim %s, depth %s, %s of %s a step, made up in the set's shape.\n",
-                 config.optim.name.c_str(), config.train.precision.c_str(), list(config.model.dim).c_str(),
-                 list(config.model.depth).c_str(), counted(config.train.accumulate, "batch").c_str(),
-                 counted(config.data.batch_size, "image").c_str());
+  text +=
+      format("%s in %s, dim %s, depth %s, %s of %s a step, made up in the set's shape.\n", config.optim.name.c_str(),
+             config.train.precision.c_str(), list(config.model.dim).c_str(), list(config.model.depth).c_str(),
+             counted(config.train.accumulate, "batch").c_str(), counted(config.data.batch_size, "image").c_str());
   text += format("Medians of %s after a warm-up, by %s; +-%%: half the span of the middle 80 %%.\n",
-                 counted(repeats, "step").c_str(),
-                 machine.device().is_cuda() ? "device events" : "the steady clock");
+                 counted(repeats, "step").c_str(), machine.device().is_cuda() ? "device events" : "the steady clock");
   return text + (machine.device().is_cuda()
                      ? "step: eager from the host, graph a replayed CUDA graph. MiB: the most that libtorch had "
                        "allocated. Parts: of "

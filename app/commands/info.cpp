@@ -75,7 +75,8 @@ void describe_machine() {
   } else {
     std::cout << "kernels built for the CPU alone\n";
   }
-  std::cout << "cpu: " << counted(at::get_num_threads(), "thread") << ", libtorch uses " << at::get_cpu_capability() << '\n';
+  std::cout << "cpu: " << counted(at::get_num_threads(), "thread") << ", libtorch uses " << at::get_cpu_capability()
+            << '\n';
   const std::string problem = cuda_problem();
   if (!problem.empty()) std::cout << "cuda: " << problem << '\n';
 #if defined(AXIAL_WITH_CUDA)
@@ -106,7 +107,8 @@ void describe_weights(const SafetensorsFile& file, bool whole) {
   if (file.metadata.count("axial.weights") == 0) std::cout << "no weights of axial export: names may be another model's\n";
   for (const auto& [key, value] : file.metadata) {
     if (key == "axial.config" && !whole) {
-      std::cout << key << ": " << counted(std::count(value.begin(), value.end(), '\n'), "line") << " (--config prints them)\n";
+      std::cout << key << ": " << counted(std::count(value.begin(), value.end(), '\n'), "line")
+                << " (--config prints them)\n";
       continue;
     }
     const bool lines = value.find('\n') != std::string::npos;
@@ -158,19 +160,21 @@ void describe_checkpoint(const std::string& given, bool whole) {
     return;
   }
   const Progress& p = info.progress;
-  std::cout << "written by axial " << plain_text(info.version) << ' ' << position(p.epoch, p.batch, info.config.train.epochs)
-            << " (" << counted(p.updates, "update") << "); ";
+  std::cout << "written by axial " << plain_text(info.version) << ' '
+            << position(p.epoch, p.batch, info.config.train.epochs) << " (" << counted(p.updates, "update") << "); ";
   if (p.best_epoch > 0) {
     std::cout << "best top1 " << p.best_top1 << " of the " << chosen_by(info.config) << " (epoch " << p.best_epoch
               << ")\n";
   } else {
     std::cout << "not evaluated yet\n";
   }
-  std::cout << counted(info.spec.train_images, "training image") << ", " << counted(info.spec.classes.size(), "class") << ":";
+  std::cout << counted(info.spec.train_images, "training image") << ", " << counted(info.spec.classes.size(), "class")
+            << ":";
   for (const auto& name : info.spec.classes) std::cout << ' ' << plain_text(name) << (&name == &info.spec.classes.back() ? "" : ",");
   std::cout << "\nimages: " << info.spec.channels << 'x' << info.spec.height << 'x' << info.spec.width << '\n';
   for (const auto& [name, group] : groups) {
-    std::cout << "  " << plain_text(name) << ": " << counted(group.first, "tensor") << ", " << counted(group.second, "number");
+    std::cout << "  " << plain_text(name) << ": " << counted(group.first, "tensor") << ", "
+              << counted(group.second, "number");
     if (name == "model" || name == "ema") std::cout << parameters_of(file, name + ".", group.second);
     std::cout << '\n';
   }

@@ -36,8 +36,8 @@ class Checker {
   }
 
  private:
-  // "first place where the user set one of these: key: what; key = value (place), ..."; of one alone "place: key: what,
-  // found value"
+  // "first place where the user set one of these: key: what; key = value (place), ..."; of one alone "place: key:
+  // what, found value"
   [[noreturn]] void fail(std::initializer_list<const char*> paths, const std::string& what) const {
     std::string where, blamed = *paths.begin(), values;
     for (const char* path : paths) {
@@ -165,8 +165,8 @@ class Checker {
     for (const auto& [path, value] : keys) {
       if (value == 0 || value >= double{std::numeric_limits<float>::min()}) continue;
       const bool may_be_0 = !std::get<RealRange>(find_key(path)->limits.each).low_open;  // their ranges start at 0
-      fail({path}, std::string("is less than float32 holds: expected ") + (may_be_0 ? "0, or " : "") +
-                       "at least 1.2e-38");
+      fail({path},
+           std::string("is less than float32 holds: expected ") + (may_be_0 ? "0, or " : "") + "at least 1.2e-38");
     }
   }
 

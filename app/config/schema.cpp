@@ -85,7 +85,7 @@ std::vector<Key> make_schema() {
   add("model.position", FIELD(model.position), "true", any(), "",
       "learned row and column position embeddings after the stem", "pos_embed");
   add("model.relative_bias", FIELD(model.relative_bias), "false", any(), "",
-      "learned relative position bias per head and axis, added to the scores; float32 and GPUs before Hopper then train on slower kernels",
+      "learned relative position bias per head and axis, added to the scores; float32 and GPUs other than Hopper then train on slower kernels",
       "rel_pos");
   add("model.position_sensitive", FIELD(model.position_sensitive), "false", any(), "",
       "position-sensitive attention: learned relative positions of each axis beside queries, keys and values, on top of "
@@ -93,7 +93,7 @@ std::vector<Key> make_schema() {
       "memory", "axial_deeplab");
   add("model.rotary", FIELD(model.rotary), "false", any(), "",
       "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
-      "float32 and GPUs before Hopper then run on slower kernels", "rope use_rope rotary_emb rotary_embedding");
+      "float32 and GPUs other than Hopper then run on slower kernels", "rope use_rope rotary_emb rotary_embedding");
   add("model.rotary_base", FIELD(model.rotary_base), "100", above(1, 1e9), "",
       "rotary (else without effect): base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
   add("model.layer_scale", FIELD(model.layer_scale), "0", real(0, 1000), "",
@@ -104,7 +104,7 @@ std::vector<Key> make_schema() {
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", below(0, 1), "",
       "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout");
   add("model.projection_dropout", FIELD(model.projection_dropout), "0", below(0, 1), "",
-      "dropout of the output of each branch, in steps of 1/256; float32 and GPUs before Hopper then train on slower kernels",
+      "dropout of the output of each branch, in steps of 1/256; float32 and GPUs other than Hopper then train on slower kernels",
       "proj_drop proj_drop_rate proj_dropout");
   add("model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
       "stochastic depth of the deepest block, in steps of 1/256; rises linearly from 0 at the first",

@@ -63,7 +63,7 @@ std::vector<Record> parse(const std::string& text, std::vector<std::string>& unc
     unclosed = record.fields;
     unclosed.push_back(field);
   } else if (!quoted && !record.raw.empty() && !records.empty() &&
-      record.fields.size() + 1 == records[0].fields.size() && !field.empty()) {
+             record.fields.size() + 1 == records[0].fields.size() && !field.empty()) {
     record.fields.push_back(field);
     record.raw += '\n';
     records.push_back(std::move(record));

@@ -199,9 +199,12 @@ DataSets load_data(const Config& config) {
   }
   if (config.data.train_limit > 0 && config.data.train_limit < sets.train.size()) {
     const bool in_order = config.data.dataset == "image_folder" && !sets.held_out;  // of class
-    sets.train = in_order ? data::subset(sets.train, data::epoch_order(sets.train.size(), /*seed=*/0, /*epoch=*/0)
-                                                         .slice(0, 0, config.data.train_limit))
-                          : part(sets.train, 0, config.data.train_limit);
+    sets.train =
+        in_order
+            ? data::subset(
+                  sets.train,
+                  data::epoch_order(sets.train.size(), /*seed=*/0, /*epoch=*/0).slice(0, 0, config.data.train_limit))
+            : part(sets.train, 0, config.data.train_limit);
   }
   check_batches(config, sets.train);
   check_memory(config, sets.train, sets.held_out ? sets.validation : sets.test, machine_memory());

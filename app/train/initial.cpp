@@ -120,15 +120,14 @@ std::string load_initial(const std::filesystem::path& from, const Config& config
     }
     at::Tensor value = found->second;
     if (at::isFloatingType(value.scalar_type()) != at::isFloatingType(tensor.scalar_type())) {
-      throw CheckpointError(path.string() + ": " + name + " is of type " +
-                            c10::toString(value.scalar_type()) + " there, expected one like " +
-                            c10::toString(tensor.scalar_type()));
+      throw CheckpointError(path.string() + ": " + name + " is of type " + c10::toString(value.scalar_type()) +
+                            " there, expected one like " + c10::toString(tensor.scalar_type()));
     }
     if (value.sizes() != tensor.sizes()) {
       value = interpolated(name, value, tensor);
       if (!value.defined()) {
-        throw CheckpointError(path.string() + ": " + name + " is " +
-                              shape_text(found->second.sizes()) + " there and " + shape_text(tensor.sizes()) +
+        throw CheckpointError(path.string() + ": " + name + " is " + shape_text(found->second.sizes()) +
+                              " there and " + shape_text(tensor.sizes()) +
                               " here; model.* must be as in that run, except for "
                               "the depth");
       }
@@ -143,13 +142,11 @@ std::string load_initial(const std::filesystem::path& from, const Config& config
     if (std::none_of(model.begin(), model.end(), [&](const auto& own) { return own.first == name; }))
       unused.push_back(name);
   }
-  if (copies.empty())
-    throw CheckpointError(path.string() + ": holds no weights of this model's names");
+  if (copies.empty()) throw CheckpointError(path.string() + ": holds no weights of this model's names");
 
   at::NoGradGuard no_grad;
   for (auto& [to, value] : copies) to.copy_(value);
-  std::string line =
-      "initial weights from " + path.string() + ": " + counted(copies.size(), "tensor") + " loaded";
+  std::string line = "initial weights from " + path.string() + ": " + counted(copies.size(), "tensor") + " loaded";
   if (weights.averaged) line += " (averages)";
   if (!tables.empty()) line += ", of them " + listed(tables, "interpolated");
   if (new_head) {

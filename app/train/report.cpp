@@ -138,7 +138,8 @@ std::string EpochReport::line(std::int64_t epochs, bool held_out, bool by_loss) 
                             static_cast<long long>(epochs), train_loss, 100 * train_top1);
   if (!std::isnan(val_top1)) {
     text += format("; %s loss %.4f, top1 %.2f %%", held_out ? "validation" : "test", val_loss, 100 * val_top1);
-    if (!std::isnan(best_top1)) text += format(by_loss ? " (best by loss %.2f %%)" : " (best %.2f %%)", 100 * best_top1);
+    if (!std::isnan(best_top1))
+      text += format(by_loss ? " (best by loss %.2f %%)" : " (best %.2f %%)", 100 * best_top1);
   }
   return text + format("; %.0f images/s, epoch %s, run %s", images_per_second, duration(epoch_seconds).c_str(),
                        duration(seconds).c_str());

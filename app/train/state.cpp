@@ -221,7 +221,8 @@ void restore(TrainingState& state, const SafetensorsFile& file, const Checkpoint
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   std::error_code ignored;
   const std::filesystem::file_type type = std::filesystem::status(path, ignored).type();
-  if (type == std::filesystem::file_type::not_found) throw CheckpointError(path.string() + ": no such file or folder");
+  if (type == std::filesystem::file_type::not_found)
+    throw CheckpointError(path.string() + ": no such file or folder");
   if (type != std::filesystem::file_type::directory) return path;
   for (const char* name : {"best.safetensors", "last.safetensors"}) {
     std::filesystem::path candidate = path / "checkpoints" / name;
@@ -233,7 +234,8 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
 
 void check_finite(const std::filesystem::path& path, const std::string& name, const at::Tensor& value) {
   if (!at::isFloatingType(value.scalar_type()) || at::isfinite(value).all().item<bool>()) return;
-  throw CheckpointError(path.string() + ": " + name + " holds a value that is not finite; a model with it answers nothing");
+  throw CheckpointError(path.string() + ": " + name +
+                        " holds a value that is not finite; a model with it answers nothing");
 }
 
 LoadedModel load_model(const std::filesystem::path& given, const std::string& device_name,

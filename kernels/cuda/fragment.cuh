@@ -16,10 +16,10 @@ namespace axial::kernels::cuda {
 // was too large, nor the largest one so small that others have lost digits. False for NaN.
 __device__ __forceinline__ bool tame(float sum) { return sum > 0x1p-80f && sum < 0x1p80f; }
 
-// 2^x by multiplications alone, within 8e-5 of it: as good as the hardware's where it is rounded to 16 bits next. There are
-// 16 exponentials a clock and multiprocessor, and four times as many multiplications; where exponentials are short, some
-// of them are better made of those. x is bounded to what an exponent holds: the upper bound is not tame, the lower
-// one next to nothing. NaN becomes what is not tame.
+// 2^x by multiplications alone, within 8e-5 of it: as good as the hardware's where it is rounded to 16 bits next. A
+// multiprocessor makes 16 exponentials a clock, and eight times as many multiplications; where exponentials are short,
+// some of them are better made of those. x is bounded to what an exponent holds: the upper bound is not tame, the
+// lower one next to nothing. NaN becomes what is not tame.
 __device__ __forceinline__ float power_of_two_by_products(float x) {
   asm("max.NaN.f32 %0, %0, 0fC2FC0000;" : "+f"(x));  // -126
   asm("min.NaN.f32 %0, %0, 0f42FE0000;" : "+f"(x));  // 127

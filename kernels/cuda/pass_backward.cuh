@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   copy_commit();
   if (p.packed_early) await_previous();
   release_next();
-  if (threadIdx.x < 64) {  // [column of 8][64 tokens]: ones in even columns of the first 16 tokens, in odd ones of the rest
+  // [column of 8][64 tokens]: ones in the even columns of the first 16 tokens, in the odd ones of the rest.
+  if (threadIdx.x < 64) {
     const int column = static_cast<int>(threadIdx.x) >> 3, chunk = threadIdx.x & 7;
     const std::uint32_t k = (column & 1) == (chunk < 2 ? 0 : 1) ? F::kOnes : 0;
     store_shared(base + L::kOnes + swizzled(column, 16 * chunk), make_uint4(k, k, k, k));

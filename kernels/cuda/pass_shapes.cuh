@@ -167,8 +167,8 @@ struct PassBackwardShape {
   // Two warpgroups with a tile of kRows rows each, and a third that adds up the gradients of the weights and writes dx.
   // The numbers of the named barriers at which it meets one of the two: the tile's gradients are there and it may read
   // them (kFull), it has read them (kFree), dx lies in kStage (kStaged), it has read that (kStored).
-  static constexpr int kThreads = 384, kRows = 128, kTiles = 2, kParts = 1, kPairThreads = 256, kFull = 3, kFree = 5, kStaged = 7,
-                       kStored = 9;
+  static constexpr int kThreads = 384, kRows = 128, kTiles = 2, kParts = 1, kPairThreads = 256, kFull = 3, kFree = 5,
+                       kStaged = 7, kStored = 9;
   // The longest line, in strips: dK, dV and the scores of a line and head stay in registers, and the general kernel
   // needs some more.
   static constexpr int max_strips(bool general) { return general && S::kHeadDim == 16 ? 3 : 64 / S::kHeadDim; }

@@ -200,8 +200,9 @@ TEST(ConfigErrors, BrokenValuesOnTheCommandLineNameKeyExpectationAndFinding) {
   }
   EXPECT_EQ(override_error("model.rotary=[true"),
             "command line: model.rotary: expected true or false, found [true (is a bracket not closed?)");
-  EXPECT_EQ(override_error("model.dim=[64"), "command line: model.dim: expected a list of 1 to 16 integers, each in "
-                                             "1..65536, found [64 (is a bracket not closed?)");
+  EXPECT_EQ(override_error("model.dim=[64"),
+            "command line: model.dim: expected a list of 1 to 16 integers, each in "
+            "1..65536, found [64 (is a bracket not closed?)");
   EXPECT_EQ(override_error("model.dim=[1]]").find("bracket not closed"), std::string::npos);
   EXPECT_LT(override_error("model.dim=[" + std::string(100000, '1')).size(), 300u);
 }
@@ -211,8 +212,10 @@ TEST(ConfigErrors, NumbersTooSmallForTheArithmeticAreRefused) {
   EXPECT_EQ(
       error_of("model:\n  layer_scale: 1e-46\n"),
       "x.yaml:2: model.layer_scale: is less than float32 holds: expected 0, or at least 1.2e-38, found 1.0e-46");
-  EXPECT_HAS(error_of("optim: {eps: 1e-40}"), "optim.eps: is less than float32 holds: expected at least 1.2e-38, found ");
-  EXPECT_HAS(error_of("optim: {clip_norm: 1e-40}"), "optim.clip_norm: is less than float32 holds: expected 0, or at ");
+  EXPECT_HAS(error_of("optim: {eps: 1e-40}"),
+             "optim.eps: is less than float32 holds: expected at least 1.2e-38, found ");
+  EXPECT_HAS(error_of("optim: {clip_norm: 1e-40}"),
+             "optim.clip_norm: is less than float32 holds: expected 0, or at ");
   EXPECT_EQ(parse_config("model: {layer_scale: 1.2e-38}", "x.yaml").model.layer_scale, 1.2e-38);
   for (const std::string key : {"attention_dropout", "projection_dropout", "drop_path", "head_dropout"}) {
     const auto error = [&](const std::string& value) { return error_of("model:\n  " + key + ": " + value + "\n"); };
@@ -221,8 +224,9 @@ TEST(ConfigErrors, NumbersTooSmallForTheArithmeticAreRefused) {
           error(value).rfind("x.yaml:2: model." + key + ": is drawn in steps of 1/256: expected 0, or 1/256", 0), 0u)
           << error(value);
     }
-    EXPECT_EQ(error("0.001"), "x.yaml:2: model." + key + ": is drawn in steps of 1/256: expected 0, or 1/256 "
-                              "(0.00390625) to 255/256 (0.99609375), found 0.001");
+    EXPECT_EQ(error("0.001"), "x.yaml:2: model." + key +
+                                  ": is drawn in steps of 1/256: expected 0, or 1/256 "
+                                  "(0.00390625) to 255/256 (0.99609375), found 0.001");
     EXPECT_HAS(error("1"), "expected a number in [0, 1), found 1");
     for (const char* value : {"0", "0.00390625", "0.995"})
       EXPECT_NO_THROW(parse_config("model: {" + key + ": " + value + "}", ""));
@@ -279,8 +283,7 @@ TEST(ConfigErrors, WrongFiles) {
   const auto load = [&](const fs::path& path) {
     return message_of<ConfigError>([&] { load_config({path.string()}, {}); });
   };
-  EXPECT_EQ(load(scratch / "none.yaml"),
-            (scratch / "none.yaml").string() + ": no such file");
+  EXPECT_EQ(load(scratch / "none.yaml"), (scratch / "none.yaml").string() + ": no such file");
   testing::put(scratch / "some.yaml", "train: {epochs: 1}\n");
   EXPECT_EQ(load(scratch / "some"),
             (scratch / "some").string() + ": no such file; there is " + (scratch / "some.yaml").string());

@@ -265,8 +265,8 @@ TEST(Config, ABaseThatCannotBeIsOneLineWithItsPlace) {
   testing::put(scratch / "b.yaml", "train:\n  epochs: 1\nbase: a.yaml\n");
   EXPECT_EQ(error("base: b.yaml\n"),
             b + ":3: base: a configuration cannot be its own base: " + a + " -> " + b + " -> " + a);
-  EXPECT_HAS(error("train:\n  epochs: 1\nbase: none.yaml\n"), a + ":3: base: " + (scratch / "none.yaml").string() +
-                                                              ": no such file");
+  EXPECT_HAS(error("train:\n  epochs: 1\nbase: none.yaml\n"),
+             a + ":3: base: " + (scratch / "none.yaml").string() + ": no such file");
   EXPECT_HAS(error("base: [b.yaml]\n"), a + ":1: base: expected the path of one configuration file");
   EXPECT_HAS(error("base:\n"), "expected the path of one configuration file");
   testing::put(scratch / "b.yaml", "train:\n  epochs: x\n");

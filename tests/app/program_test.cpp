@@ -77,9 +77,10 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
 
   const Outcome described = run({"info", "run"});
   EXPECT_EQ(described.code, 0) << described.err;
-  for (const char* part : {"model", "optimizer", "after epoch ", "192 training images", "of the test set (epoch ",
-                           "configuration, where it differs from the defaults (--config prints all of it):\n", "  data.synthetic_train=192\n",
-                           "10 classes", " parameters, the rest statistics of batch norms)"}) {
+  for (const char* part :
+       {"model", "optimizer", "after epoch ", "192 training images", "of the test set (epoch ",
+        "configuration, where it differs from the defaults (--config prints all of it):\n",
+        "  data.synthetic_train=192\n", "10 classes", " parameters, the rest statistics of batch norms)"}) {
     EXPECT_NE(described.out.find(part), std::string::npos) << part << " in " << described.out;
   }
   EXPECT_EQ(described.out.find("train.patience"), std::string::npos) << "it has its default: " << described.out;
@@ -90,7 +91,8 @@ TEST_F(Commands, TrainEvalAndPredictAgree) {
   expect_error(run({"info", "runs/none"}), 1, {"error: runs/none: no such file or folder\n"});
   fs::create_directory(folder_ / "configs");
   std::ofstream(folder_ / "configs" / "some.yaml") << "train: {epochs: 1}\n";
-  expect_error(run({"config", "-c", "some"}), 2, {"error: some: no such file in this folder", "; there is configs/some.yaml"});
+  expect_error(run({"config", "-c", "some"}), 2,
+               {"error: some: no such file in this folder", "; there is configs/some.yaml"});
 }
 
 TEST_F(Commands, WhatIsNotKnownYetIsNull) {

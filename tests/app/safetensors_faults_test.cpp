@@ -152,8 +152,7 @@ TEST_F(Damaged, AHugeHeaderLengthAllocatesNothing) {
 }
 
 TEST_F(Damaged, WhatIsNoFile) {
-  EXPECT_HAS(message_of<CheckpointError>([&] { read_safetensors(scratch_ / "none"); }),
-             "none: no such file");
+  EXPECT_HAS(message_of<CheckpointError>([&] { read_safetensors(scratch_ / "none"); }), "none: no such file");
   EXPECT_HAS(message_of<CheckpointError>([&] { read_safetensors(scratch_.path()); }), "is not a regular file");
   ASSERT_EQ(::mkfifo((scratch_ / "pipe").c_str(), 0600), 0);
   EXPECT_HAS(message_of<CheckpointError>([&] { read_safetensors(scratch_ / "pipe"); }), "is not a regular file");

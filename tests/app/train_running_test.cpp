@@ -213,7 +213,8 @@ TEST_F(Running, AnotherRunsWeightsAreTakenByName) {
                {"train.init_from", "row_pos is [10, 1, 16] there and [10, 1, 32] here"});
   EXPECT_FALSE(fs::exists(folder_ / "wider"));
   // What fits by its shapes alone.
-  expect_error(started("other", {"model.first_axis=height"}), 1, {"model.first_axis is width, not height", "init_from"});
+  expect_error(started("other", {"model.first_axis=height"}), 1,
+               {"model.first_axis is width, not height", "init_from"});
   expect_error(started("other", {"model.stem_activation=gelu"}), 1, {"model.stem_activation is relu, not gelu"});
   expect_error(started("other", {"model.depth=[2,1]"}), 1,
                {"model.depth is [1, 1], not [2, 1]", "only the last one's may change"});
@@ -256,7 +257,8 @@ TEST_F(Running, TablesAreInterpolatedWhereTheyMeanTheSame) {
   rows = at::full({10, 1, 16}, NAN);
   app::write_safetensors(folder_ / "nan.safetensors", file);
   for (const auto& arguments : {small("no", {"model.position_sensitive=true", "train.init_from=nan.safetensors"}),
-                                {"eval", "nan.safetensors"}, {"predict", "nan.safetensors", "0"}}) {
+                                {"eval", "nan.safetensors"},
+                                {"predict", "nan.safetensors", "0"}}) {
     expect_error(run(arguments), 1, {"nan.safetensors: ", "row_pos holds a value that is not finite"});
   }
 }

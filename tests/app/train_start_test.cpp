@@ -261,7 +261,8 @@ TEST_F(Start, WhatARunHasLostIsSaidOrRefused) {
     break;
   }
   app::write_safetensors(last, file);
-  expect_error(run({"train", "--resume=poisoned"}), 1, {"last.safetensors: optimizer.", ".exp_avg_sq.", "below zero"});
+  expect_error(run({"train", "--resume=poisoned"}), 1,
+               {"last.safetensors: optimizer.", ".exp_avg_sq.", "below zero"});
 }
 
 TEST_F(Start, WhatIsReplacedAndWhatIsNotTrainedIsSaid) {
@@ -276,7 +277,8 @@ TEST_F(Start, WhatIsReplacedAndWhatIsNotTrainedIsSaid) {
   for (const char* passed : {"1.5", "2"}) {
     const Outcome o = run({"train", "--resume=run", "--stop-after", passed});
     EXPECT_EQ(o.code, 0) << o.err;
-    EXPECT_TRUE(has(o, (std::string("--stop-after ") + passed + ": the run has come that far already").c_str())) << o.err;
+    EXPECT_TRUE(has(o, (std::string("--stop-after ") + passed + ": the run has come that far already").c_str()))
+        << o.err;
   }
 }
 

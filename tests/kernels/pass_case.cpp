@@ -79,8 +79,13 @@ Case PassCase::tokens() const {
   return c;
 }
 
-void PassCase::set_projection(PassProblem* problem) const {
+void PassCase::set_dropouts(PassProblem* problem, const std::uint64_t* rng) const {
+  problem->dropout.p = dropout;
+  problem->dropout.rng = dropout > 0 ? rng : nullptr;
+  problem->dropout.stream = stream;
+  problem->dropout.first_line = first_line;
   problem->projection.p = projection;
+  problem->projection.rng = projection > 0 ? rng : nullptr;
   problem->projection.stream = stream + (std::uint64_t{1} << 32);
   problem->projection.first_line = first_token;
   const std::int64_t across = outer[1] * outer[2];
@@ -93,7 +98,7 @@ void PassCase::set_projection(PassProblem* problem) const {
 
 std::vector<std::uint8_t> PassCase::by_line(const Bytes& keep) const {
   PassProblem problem;
-  set_projection(&problem);
+  set_dropouts(&problem, nullptr);
   std::vector<std::uint8_t> result;
   result.reserve(keep.size());
   for (std::int64_t line = 0; line < lines().count(); ++line) {

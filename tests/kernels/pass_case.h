@@ -63,8 +63,8 @@ struct PassCase {
   double eps() const { return 1e-5 * x_gain * x_gain; }
   Case tokens() const;  // x, y, dy or dx as a tensor of attention_case.h
   std::int64_t token_count() const { return lines().count() * length; }
-  // The dropout on the branch, but for where its random state lies.
-  void set_projection(PassProblem* problem) const;
+  // Both dropouts; rng: the random state, where it is wanted.
+  void set_dropouts(PassProblem* problem, const std::uint64_t* rng) const;
   // keep[number - first_token, D], as features.h draws it, in the order of the reference.
   std::vector<std::uint8_t> by_line(const Bytes& keep) const;
 };

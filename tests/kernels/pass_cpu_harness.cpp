@@ -38,19 +38,13 @@ CpuPass::CpuPass(const PassCase& c, const PassInputs& in, int threads)
   const auto floats = [&](const std::shared_ptr<Bytes>& array) {
     return array == nullptr ? nullptr : reinterpret_cast<const float*>(array->data()) + c.shift;
   };
-  const auto rng = [&](double p) { return p > 0 ? reinterpret_cast<const std::uint64_t*>(in.rng->data()) : nullptr; };
   problem.lines = c.lines();
   problem.dim = c.dim;
   problem.heads = c.heads;
   problem.dtype = c.dtype;
   problem.eps = static_cast<float>(c.eps());  // as the reference has it
   problem.causal = c.causal;
-  problem.dropout.p = c.dropout;
-  problem.dropout.rng = rng(c.dropout);
-  problem.dropout.stream = c.stream;
-  problem.dropout.first_line = c.first_line;
-  c.set_projection(&problem);
-  problem.projection.rng = rng(c.projection);
+  c.set_dropouts(&problem, reinterpret_cast<const std::uint64_t*>(in.rng->data()));
   if (c.rotary) problem.rotary = in.rotary->data() + rotary_offset(c);
   problem.sample_scale = floats(in.sample_scale);
   if (!in.reference.sample_scale.empty()) weights64.sample_scale = in.reference.sample_scale.data();

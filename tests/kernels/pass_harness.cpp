@@ -54,15 +54,7 @@ PassRun::PassRun(const PassCase& c, const PassInputs& inputs)
   problem.portable = c.portable;
   problem.eps = c.eps();
   problem.causal = c.causal;
-  const auto rng = [&](double p) {
-    return p > 0 ? static_cast<const std::uint64_t*>(device_.put(inputs.rng)) : nullptr;
-  };
-  problem.dropout.p = c.dropout;
-  problem.dropout.rng = rng(c.dropout);
-  problem.dropout.stream = c.stream;
-  problem.dropout.first_line = c.first_line;
-  c.set_projection(&problem);
-  problem.projection.rng = rng(c.projection);
+  c.set_dropouts(&problem, static_cast<const std::uint64_t*>(device_.put(inputs.rng)));
   if (c.rotary) problem.rotary = static_cast<std::uint8_t*>(device_.put(inputs.rotary)) + rotary_offset(c);
   for (int i = 0; i < kPassParameterCount; ++i) {
     problem.weights.*kPassParameters[i].weight = floats(inputs.parameters[i]);
