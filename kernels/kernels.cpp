@@ -182,6 +182,10 @@ Status check_pass_extents(const PassProblem& problem) {
        {std::pair("dropout", problem.dropout.p), std::pair("projection dropout", problem.projection.p)}) {
     if (!(p >= 0 && p < 1)) return failure(Code::kInvalid, "fused pass: %s p is %g; it lies in [0, 1)", what, p);
   }
+  if (problem.float32_residual && problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
+    return failure(Code::kInvalid, "fused pass: a float32 residual stream is for 16-bit arithmetic, dtype is %s",
+                   name(problem.dtype));
+  }
   if (problem.rotary != nullptr && problem.heads > 0 && problem.dim / problem.heads % 2 != 0) {
     return failure(Code::kInvalid, "fused pass: a rotary embedding turns pairs of channels; a head has %lld",
                    static_cast<long long>(problem.dim / problem.heads));

@@ -29,6 +29,7 @@ struct MlpProblem {
   std::int64_t dim = 0;            // D
   std::int64_t hidden = 0;         // channels between the projections
   DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
+  bool float32_residual = false;   // x, y, dy and dx are float32: see PassProblem (pass.h)
   double eps = 1e-5;
   MlpWeights weights;
   const void* x = nullptr;              // [tokens, D], contiguous, aligned to 16 bytes
@@ -52,7 +53,7 @@ namespace cuda {
 Status choose_mlp(const MlpProblem& problem, KernelChoice* choice);
 
 // The weights as the kernels read them: the norm's affine part folded into the first projection, rounded to the
-// problem's type, swizzled. Aligned to 16 bytes; serves forward and backward.
+// problem's type, swizzled. Aligned to 16 bytes; serves forward and backward, in a float32 residual stream or not.
 std::size_t mlp_packed_bytes(const MlpProblem& problem);
 Status pack_mlp(const MlpProblem& problem, void* packed, CUstream_st* stream);
 // The same for several problems, in one launch for each run of problems of one dim, hidden and dtype.

@@ -16,8 +16,8 @@ namespace axial::kernels {
 
 inline constexpr std::int64_t kMaxPassLength = 128;  // of a line in a fused pass
 
-// Tokens [outer0, outer1, outer2, token, channel] with adjacent channels; strides in elements. The first token and
-// every stride are multiples of 16 bytes.
+// Tokens [outer0, outer1, outer2, token, channel] with adjacent channels; strides in elements, of float32 in a
+// float32 residual stream. The first token and every stride are multiples of 16 bytes.
 template <class Pointer>
 struct BasicTokens {
   Pointer data = nullptr;
@@ -43,6 +43,9 @@ struct PassProblem {
   std::int64_t dim = 0;            // D
   std::int64_t heads = 0;          // divides D
   DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
+  // x, y, dy and dx are float32, where dtype is a 16-bit type: a float32 residual stream. The norm reads x as it is,
+  // and dx adds dy as it is; what goes through the branch is rounded to dtype.
+  bool float32_residual = false;
   Math math = Math::kStrict;
   double eps = 1e-5;
   bool causal = false;
@@ -85,7 +88,7 @@ Status choose_pass(const PassProblem& problem, KernelChoice* choice);
 // The weights as the kernels read them: norm_weight, norm_bias and the scale of the scores folded into the
 // projections, rounded to the problem's type, swizzled. The buffer is aligned to 16 bytes; it serves the forward and
 // the backward of every problem with the same weights, dim, heads, dtype, dropout.p and causal, with a rotary
-// embedding or without.
+// embedding and a float32 residual stream or without.
 std::size_t packed_bytes(const PassProblem& problem);
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream);
 // The same for several problems, in one launch for each run of problems of one width, heads and type.

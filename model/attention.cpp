@@ -85,7 +85,8 @@ PassParameters AxialAttentionImpl::parameters_of(Axis axis) const {
           col_out_->bias,    col_bias_,       col_scale_,       col_relative_};
 }
 
-PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random) {
+PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, const RandomState& random,
+                                           at::ScalarType arithmetic) {
   const std::uint64_t offset = axis == Axis::kRow ? 0 : 1;
   PassOptions pass;
   pass.axis = axis;
@@ -95,6 +96,7 @@ PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, co
   pass.projection_dropout = options_.projection_dropout;
   pass.stream = options_.stream + offset;
   pass.random = random;
+  pass.arithmetic = arithmetic;
   pass.sample_scale = sample_scale(x.size(0), options_.drop_path, random, options_.stream + 2 + offset,
                                    accumulate_type(x.scalar_type()));
   if (options_.rotary) {
@@ -106,7 +108,7 @@ PassOptions AxialAttentionImpl::options_of(Axis axis, const torch::Tensor& x, co
   return pass;
 }
 
-void AxialAttentionImpl::append_passes(const torch::Tensor& x, const RandomState& random,
+void AxialAttentionImpl::append_passes(const torch::Tensor& x, const RandomState& random, at::ScalarType arithmetic,
                                        std::vector<PassParameters>& parameters, std::vector<PassOptions>& passes) {
   TORCH_CHECK(x.dim() == 4 && x.size(3) == options_.dim, "axial attention: expected x [B, H, W, ", options_.dim,
               "], got ", x.sizes());
@@ -117,7 +119,7 @@ void AxialAttentionImpl::append_passes(const torch::Tensor& x, const RandomState
   const RandomState drawn = is_training() ? random : RandomState{};
   for (const Axis axis : {options_.first, options_.first == Axis::kRow ? Axis::kColumn : Axis::kRow}) {
     parameters.push_back(parameters_of(axis));
-    passes.push_back(options_of(axis, x, drawn));
+    passes.push_back(options_of(axis, x, drawn, arithmetic));
   }
 }
 
@@ -135,7 +137,7 @@ torch::Tensor AxialAttentionImpl::run(const torch::Tensor& x, const PassParamete
 torch::Tensor AxialAttentionImpl::forward(const torch::Tensor& x, const RandomState& random) {
   std::vector<PassParameters> parameters;
   std::vector<PassOptions> passes;
-  append_passes(x, random, parameters, passes);
+  append_passes(x, random, at::ScalarType::Undefined, parameters, passes);
   if (options_.backend == Backend::kFused) prepare_passes(x, parameters.data(), passes.data(), passes.size());
   return run(x, parameters.data(), passes.data());
 }

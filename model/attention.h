@@ -26,15 +26,16 @@ class AxialAttentionImpl : public torch::nn::Module {
 
   // The same in two steps, for who prepares the weights of several layers together (prepare_passes): what its two
   // passes run on, appended in their order; then the passes, given those two.
-  void append_passes(const torch::Tensor& x, const RandomState& random, std::vector<PassParameters>& parameters,
-                     std::vector<PassOptions>& passes);
+  void append_passes(const torch::Tensor& x, const RandomState& random, at::ScalarType arithmetic,
+                     std::vector<PassParameters>& parameters, std::vector<PassOptions>& passes);
   torch::Tensor run(const torch::Tensor& x, const PassParameters* parameters, const PassOptions* passes);
 
   const AxialAttentionOptions& options() const { return options_; }
   // The parameters of one pass, as the Functions take them.
   PassParameters parameters_of(Axis axis) const;
   // And its options on x[B, H, W, D].
-  PassOptions options_of(Axis axis, const torch::Tensor& x, const RandomState& random);
+  PassOptions options_of(Axis axis, const torch::Tensor& x, const RandomState& random,
+                         at::ScalarType arithmetic = at::ScalarType::Undefined);
 
  private:
   AxialAttentionOptions options_;

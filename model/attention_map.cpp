@@ -49,6 +49,7 @@ AttentionMaps attention_rollout(AxialClassifierImpl& model, const at::Tensor& im
   model.eval();
   std::vector<Step> steps;
   at::Tensor x = model.embed(images);  // [B, H, W, D]
+  const at::ScalarType arithmetic = model.arithmetic(images);
   for (std::size_t stage = 0; stage < model.stages().size(); ++stage) {
     if (stage > 0) {
       Step merge;
@@ -57,14 +58,14 @@ AttentionMaps attention_rollout(AxialClassifierImpl& model, const at::Tensor& im
       merge.width = x.size(2);
       steps.push_back(merge);
       TokenMerge module = model.merge(stage - 1);
-      x = module->forward(x);
+      x = module->forward(x, arithmetic);
     }
     for (AxialBlock block : model.stages()[stage]) {
       AxialAttention attention = block->attention();
       const AxialAttentionOptions& o = attention->options();
       at::Tensor between = x;
       for (const Axis axis : {o.first, o.first == Axis::kRow ? Axis::kColumn : Axis::kRow}) {
-        const PassOptions pass = attention->options_of(axis, between, {});
+        const PassOptions pass = attention->options_of(axis, between, {}, arithmetic);
         Step step;
         step.axis = axis;
         step.probabilities =
@@ -72,7 +73,8 @@ AttentionMaps attention_rollout(AxialClassifierImpl& model, const at::Tensor& im
         steps.push_back(step);
         if (axis == o.first) between = reference_pass(between, attention->parameters_of(axis), pass);
       }
-      x = block->forward(x);
+      std::vector<AxialBlock> alone{block};
+      x = run_blocks(alone, x, {}, arithmetic);
     }
   }
   model.train(training);

@@ -26,8 +26,10 @@ AxialBlockImpl::AxialBlockImpl(const AxialBlockOptions& options) : options_(opti
   }
 }
 
-MlpOptions AxialBlockImpl::mlp_options(const torch::Tensor& x, const RandomState& random) const {
+MlpOptions AxialBlockImpl::mlp_options(const torch::Tensor& x, const RandomState& random,
+                                       at::ScalarType arithmetic) const {
   MlpOptions options;
+  options.arithmetic = arithmetic;
   options.eps = options_.attention.eps;
   options.backend = options_.attention.backend;
   options.dropout = options_.attention.projection_dropout;
@@ -53,16 +55,17 @@ torch::Tensor AxialBlockImpl::forward(const torch::Tensor& x, const RandomState&
   return run_blocks(self, x, random);
 }
 
-torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& input, const RandomState& random) {
+torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& input, const RandomState& random,
+                         at::ScalarType arithmetic) {
   if (blocks.empty()) return input;
   std::vector<PassParameters> passes;
   std::vector<PassOptions> pass_options;
   std::vector<MlpParameters> mlps;
   std::vector<MlpOptions> mlp_options;
   for (AxialBlock& block : blocks) {
-    block->attention()->append_passes(input, random, passes, pass_options);
+    block->attention()->append_passes(input, random, arithmetic, passes, pass_options);
     mlps.push_back(block->mlp_parameters());
-    mlp_options.push_back(block->mlp_options(input, random));
+    mlp_options.push_back(block->mlp_options(input, random, arithmetic));
   }
   if (blocks[0]->options().attention.backend == Backend::kFused) {
     prepare_passes(input, passes.data(), pass_options.data(), passes.size());

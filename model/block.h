@@ -33,7 +33,8 @@ class AxialBlockImpl : public torch::nn::Module {
 
   // The parameters of its MLP and the options on x[B, H, W, D].
   MlpParameters mlp_parameters() const;
-  MlpOptions mlp_options(const torch::Tensor& x, const RandomState& random) const;
+  MlpOptions mlp_options(const torch::Tensor& x, const RandomState& random,
+                         at::ScalarType arithmetic = at::ScalarType::Undefined) const;
 
  private:
   AxialBlockOptions options_;
@@ -47,6 +48,7 @@ TORCH_MODULE(AxialBlock);
 
 // x through blocks of one width, one after the other. Their weights are brought into the order of the kernels
 // together, before the first of them runs: one launch for the passes and one for the MLPs, whatever the depth.
-torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& x, const RandomState& random = {});
+torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& x, const RandomState& random = {},
+                         at::ScalarType arithmetic = at::ScalarType::Undefined);
 
 }  // namespace axial

@@ -50,6 +50,7 @@ at::Tensor branch_forward(const at::Tensor& h, const Branch& b, const at::Tensor
   at::Tensor y = at::addmm(fold_scale(b.bias, folded, type), h, fold_scale(b.weight, folded, type).t());
   if (b.layer_scale.defined() && !folded.defined()) y = scale_channels(y, b.layer_scale);
   y = scale_tokens(y, b);
+  if (x.scalar_type() != type) return x + y;
   return y.add_(x);  // the branch first: one rounding at the size of y, as the sum itself has
 }
 

@@ -15,9 +15,9 @@ struct Branch {
 
 at::Tensor branch_forward(const at::Tensor& h,  // [T, M]
                           const Branch& branch,
-                          const at::Tensor& x);  // [T, D]
+                          const at::Tensor& x);  // [T, D]; y has its type
 
-// Each undefined where it is not wanted; those of parameters in the parameters' types.
+// dy in the type of h. Each undefined where it is not wanted; those of parameters in the parameters' types.
 struct BranchGradients {
   at::Tensor h, weight, bias, layer_scale;
 };

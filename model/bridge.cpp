@@ -27,6 +27,18 @@ kernels::DType kernel_type(at::ScalarType type) {
 
 at::ScalarType accumulate_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
+at::ScalarType product_type(const at::Tensor& x, at::ScalarType arithmetic) {
+  return x.scalar_type() == at::kFloat && arithmetic != at::ScalarType::Undefined ? arithmetic : x.scalar_type();
+}
+
+void check_arithmetic(const at::Tensor& x, at::ScalarType arithmetic, const char* what) {
+  if (arithmetic == at::ScalarType::Undefined) return;
+  TORCH_CHECK(arithmetic == at::kBFloat16 || arithmetic == at::kHalf, what,
+              ": arithmetic beside a float32 residual stream is bfloat16 or float16, is ", arithmetic);
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, what, ": ", arithmetic,
+              " arithmetic beside a residual stream of its own needs x in float32, is ", x.scalar_type());
+}
+
 void check_status(const kernels::Status& status, const char* what) {
   TORCH_CHECK(status.ok(), what, ": ", status.message);
 }

@@ -11,6 +11,10 @@ namespace axial {
 kernels::DType kernel_type(at::ScalarType type);  // an error for types that no kernel knows
 // The type of statistics, biases and sums: float64 for float64, else float32.
 at::ScalarType accumulate_type(at::ScalarType type);
+// The type of the products on x: that of x, or a 16-bit one beside float32 (PassOptions::arithmetic).
+at::ScalarType product_type(const at::Tensor& x, at::ScalarType arithmetic);
+// An error, "<what>: ...", unless product_type knows it for x.
+void check_arithmetic(const at::Tensor& x, at::ScalarType arithmetic, const char* what);
 
 // A failed status becomes a c10::Error, "<what>: <message>".
 void check_status(const kernels::Status& status, const char* what);

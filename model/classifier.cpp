@@ -82,13 +82,19 @@ AxialClassifierImpl::AxialClassifierImpl(AxialClassifierOptions options) : optio
   head_ = register_module("head", make_linear(o.dim.back(), o.classes, true));
 }
 
+at::ScalarType AxialClassifierImpl::arithmetic(const torch::Tensor& images) const {
+  return options_.float32_residual && at::isReducedFloatingType(images.scalar_type()) ? images.scalar_type()
+                                                                                      : at::ScalarType::Undefined;
+}
+
 torch::Tensor AxialClassifierImpl::embed(const torch::Tensor& images) {
   TORCH_CHECK(images.dim() == 4 && images.size(1) == options_.channels && images.size(2) == options_.image_height &&
                   images.size(3) == options_.image_width,
               "classifier: expected images [B, ", options_.channels, ", ", options_.image_height, ", ",
               options_.image_width, "], got ", images.sizes());
   kernel_type(images.scalar_type());                  // an error for types that are not floating
-  return stem_->forward(images, row_pos_, col_pos_);  // [B, H, W, D]
+  const torch::Tensor x = stem_->forward(images, row_pos_, col_pos_);  // [B, H, W, D]
+  return arithmetic(images) == at::ScalarType::Undefined ? x : x.to(at::kFloat);
 }
 
 torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const RandomState& random) {
@@ -98,12 +104,12 @@ torch::Tensor AxialClassifierImpl::forward(const torch::Tensor& images, const Ra
   observe(stem_.get(), "", x);
   for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
     if (stage > 0) {
-      x = merges_[stage - 1]->forward(x);
+      x = merges_[stage - 1]->forward(x, arithmetic(images));
       observe(merges_[stage - 1].get(), "", x);
     }
-    x = run_blocks(stages_[stage], x, random);
+    x = run_blocks(stages_[stage], x, random, arithmetic(images));
   }
-  x = normalised_mean(x, norm_->weight, norm_->bias, norm_->options.eps(), options_.backend);  // [B, D]
+  x = normalised_mean(x, norm_->weight, norm_->bias, norm_->options.eps(), options_.backend).to(type);  // [B, D]
   observe(norm_.get(), "mean over tokens", x);
   const torch::Tensor scale =
       feature_scale(x.size(0), x.size(1), options_.head_dropout, is_training() ? random : RandomState{}, kHeadStream,

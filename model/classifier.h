@@ -31,8 +31,10 @@ class AxialClassifierImpl : public torch::nn::Module {
 
   const AxialClassifierOptions& options() const { return options_; }
   // What forward is made of, for who looks inside (model/attention_map.h). Images become tokens [B, H, W, D] with
-  // their positions; merge(i) stands before stage i + 1.
+  // their positions, in float32 with options.float32_residual; merge(i) stands before stage i + 1. arithmetic: of the
+  // products beside them, as in PassOptions (model/pass.h).
   torch::Tensor embed(const torch::Tensor& images);
+  at::ScalarType arithmetic(const torch::Tensor& images) const;
   const std::vector<std::vector<AxialBlock>>& stages() const { return stages_; }
   const TokenMerge& merge(std::size_t i) const { return merges_.at(i); }
   // Tokens after the stem: rows, columns.

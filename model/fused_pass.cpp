@@ -199,7 +199,9 @@ bool fused_pass_serves(const at::Tensor& x, const PassParameters& parameters, co
   if (x.numel() == 0) return false;
   if (parameters.layer_scale.defined() || parameters.relative.defined()) return false;
   const c10::OptionalDeviceGuard guard(x.device());
-  kernels::PassProblem problem = problem_of(x.sizes(), x.scalar_type(), x.device(), options.axis, options.heads);
+  const auto type = product_type(x, options.arithmetic);
+  kernels::PassProblem problem = problem_of(x.sizes(), type, x.device(), options.axis, options.heads);
+  problem.float32_residual = type != x.scalar_type();
   // The choice asks only whether these are there.
   alignas(16) static constexpr float kPresent = 0;
   if (parameters.bias.defined()) problem.weights.bias = &kPresent;

@@ -38,6 +38,7 @@ struct BlockCase {
   bool relative_bias = false, rotary = false, layer_scale = false;
   double projection_dropout = 0;
   bool position_sensitive = false, mlp_conv = false;
+  bool float32_residual = false;  // beside a 16-bit type
   at::ScalarType type = at::kFloat;
   bool tf32 = false;
 };

@@ -37,6 +37,9 @@ struct Narrow {
   at::ScalarType type;
   bool tf32;
   const char* name;
+  bool float32_residual = false;
+  at::ScalarType stored() const { return float32_residual ? at::kFloat : type; }  // of x, y, dy and dx
+  at::ScalarType arithmetic() const { return float32_residual ? type : at::ScalarType::Undefined; }
 };
 
 struct Shape {
@@ -83,14 +86,15 @@ void check_layer_in(Draw& draw, const LayerCase& c, const Narrow& n, bool shrink
   const TF32Scope scope(n.tf32);
   std::vector<at::Tensor> parameters;
   for (const auto& entry : c.parameters) parameters.push_back(entry.second.to(at::kFloat).to(at::kDouble));
-  const auto exact = [&](const at::Tensor& t) { return t.to(n.type).to(at::kDouble); };
+  const auto exact = [&](const at::Tensor& t) { return t.to(n.stored()).to(at::kDouble); };
   const at::Tensor x = exact(draw.normal({c.batch, c.height, c.width, c.dim}, shrink ? std::ldexp(1.0, -12) : 1.0));
   const at::Tensor g = exact(draw.normal(x.sizes()));
-  const Evaluated ours = evaluate(c.ours, x, parameters, g, n.type);
-  const Evaluated composed = evaluate(c.reference, x, parameters, g, n.type);
+  const Evaluated ours = evaluate(c.ours, x, parameters, g, n.stored());
+  const Evaluated composed = evaluate(c.reference, x, parameters, g, n.stored());
   const Evaluated truth = evaluate(c.reference, x, parameters, g, at::kDouble);
 
-  const std::string name = std::string(n.name) + " " + c.name + (shrink ? ", x 2^-12" : "");
+  const std::string name = std::string(n.name) + (n.float32_residual ? " with a float32 residual " : " ") + c.name +
+                           (shrink ? ", x 2^-12" : "");
   const auto compare = [&](const std::string& quantity, const at::Tensor& out, const at::Tensor& ops,
                            const at::Tensor& ref, Quantity kind) {
     const double allowed = tolerance(n.type, n.tf32, kind), error = relative_error(out, ref);
@@ -129,6 +133,7 @@ void check_pass_in(Draw& draw, const Shape& s, Axis axis, const Narrow& n, bool 
   options.heads = s.heads;
   options.eps = shrink ? std::ldexp(1e-5, -24) : 1e-5;
   options.projection_dropout = parts.projection_dropout;
+  options.arithmetic = n.arithmetic();
   if (parts.projection_dropout > 0) options.random = fixed_state(draw);
   const at::Tensor table =  // in float64
       parts.rotary ? rotary_table(length, s.dim / s.heads, 100, p.out_bias.options()) : at::Tensor();
@@ -176,6 +181,7 @@ void check_mlp_in(Draw& draw, const Shape& s, std::int64_t hidden, bool depth, c
   if (depth) {
     options.sample_scale = at::arange(s.batch, at::dtype(at::kFloat).device(draw.device())).remainder(2).mul(1.25);
   }
+  options.arithmetic = n.arithmetic();
   options.dropout = parts.projection_dropout;
   if (parts.projection_dropout > 0) options.random = fixed_state(draw);
   const auto with = [options, parts](Backend backend) {
@@ -218,7 +224,8 @@ std::vector<GradcheckResult> check_block(const BlockCase& c, at::Device device, 
   const at::AutoGradMode enable(true);
   std::vector<GradcheckResult> results;
   Draw draw(seed, device);
-  const Narrow n{c.type, c.tf32, at::isReducedFloatingType(c.type) ? c10::toString(c.type) : "float32"};
+  const Narrow n{c.type, c.tf32, at::isReducedFloatingType(c.type) ? c10::toString(c.type) : "float32",
+                 c.float32_residual && at::isReducedFloatingType(c.type)};
   const Shape s{c.batch, c.height, c.width, c.dim, c.heads};
   const auto report = [&](GradcheckResult result) {
     // A lean of a thousandth is a matter of chance in so few tokens.
@@ -249,6 +256,12 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     check_pass_in(draw, shapes[0], Axis::kColumn, n, false, report, {false, true, true, 0.1, true});
     // float16 has no exponents left for that.
     if (n.type != at::kHalf) check_pass_in(draw, shapes[0], Axis::kRow, n, true, report);
+    if (!at::isReducedFloatingType(n.type)) continue;
+    Narrow wide = n;
+    wide.float32_residual = true;
+    check_pass_in(draw, shapes[0], Axis::kRow, wide, false, report, {false});
+    check_pass_in(draw, shapes[1], Axis::kColumn, wide, false, report, {true, true, true, 0.1});
+    check_pass_in(draw, shapes[0], Axis::kColumn, wide, false, report, {false, false, false, 0, true});
   }
   // Hidden channels in one, several and half-filled parts of the kernels; a width that they do not know.
   std::vector<std::pair<Shape, std::int64_t>> mlps{{{4, 14, 14, 64, 1}, 128}, {{16, 5, 9, 40, 1}, 100}};
@@ -266,6 +279,13 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
     check_mlp_in(draw, mlps[0].first, mlps[0].second, true, n, false, report, {false, false, false, 0, false, true});
     check_mlp_in(draw, mlps[1].first, mlps[1].second, true, n, false, report, {false, false, true, 0.1, false, true});
     if (n.type != at::kHalf) check_mlp_in(draw, mlps[0].first, mlps[0].second, false, n, true, report);
+    if (!at::isReducedFloatingType(n.type)) continue;
+    Narrow wide = n;
+    wide.float32_residual = true;
+    for (const auto& [s, hidden] : mlps) check_mlp_in(draw, s, hidden, hidden == 128, wide, false, report);
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, wide, false, report, {false, false, true, 0.1});
+    check_mlp_in(draw, mlps[0].first, mlps[0].second, true, wide, false, report,
+                 {false, false, false, 0, false, true});
   }
 }
 

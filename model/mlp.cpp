@@ -11,6 +11,7 @@
 #include "model/launch.h"
 #include "model/mlp_conv.h"
 #include "model/mlp_options.h"
+#include "model/reference.h"
 
 namespace axial {
 namespace {
@@ -51,8 +52,10 @@ MlpParameters ready(const MlpParameters& p) {
 
 // x contiguous and aligned.
 kernels::MlpProblem problem_on(const at::Tensor& x, const MlpParameters& weights, double eps,
-                               const at::Tensor& sample_scale) {
-  kernels::MlpProblem problem = problem_of(tokens_of(x), x.size(3), weights.up_weight.size(0), x.scalar_type());
+                               at::ScalarType arithmetic, const at::Tensor& sample_scale) {
+  const auto type = product_type(x, arithmetic);
+  kernels::MlpProblem problem = problem_of(tokens_of(x), x.size(3), weights.up_weight.size(0), type);
+  problem.float32_residual = type != x.scalar_type();
   problem.eps = eps;
   problem.weights = {weights.norm_weight.const_data_ptr<float>(), weights.norm_bias.const_data_ptr<float>(),
                      weights.up_weight.const_data_ptr<float>(),   weights.up_bias.const_data_ptr<float>(),
@@ -82,7 +85,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const MlpParameters weights = ready({norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda});
     const at::Tensor scale =
         options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
-    const kernels::MlpProblem problem = problem_on(x, weights, options.eps, scale);
+    const kernels::MlpProblem problem = problem_on(x, weights, options.eps, options.arithmetic, scale);
     CUstream_st* const stream = current_stream(x.device());
     at::Tensor packed = options.packed;
     if (!packed.defined()) {
@@ -95,6 +98,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
       ctx->save_for_backward(
           {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, packed, scale});
       ctx->saved_data["eps"] = options.eps;
+      ctx->saved_data["arithmetic"] = static_cast<std::int64_t>(options.arithmetic);
     }
     return y;
   }
@@ -106,7 +110,9 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const at::Tensor &x = saved[0], &lambda = saved[7], &packed = saved[8], &scale = saved[9];
     const c10::OptionalDeviceGuard guard(x.device());
     const MlpParameters weights = ready({saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], lambda});
-    const kernels::MlpProblem problem = problem_on(x, weights, ctx->saved_data["eps"].toDouble(), scale);
+    const kernels::MlpProblem problem =
+        problem_on(x, weights, ctx->saved_data["eps"].toDouble(),
+                   static_cast<at::ScalarType>(ctx->saved_data["arithmetic"].toInt()), scale);
     const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type()));
     const at::Tensor dx = at::empty_like(x);
 
@@ -154,11 +160,11 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
                             const at::Tensor& down_weight, const at::Tensor& down_bias,
                             const std::optional<at::Tensor>& layer_scale, const MlpOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
-    const auto type = x_any.scalar_type();
+    const auto type = product_type(x_any, options.arithmetic);
     const at::Tensor x = aligned_contiguous(x_any);     // [B, H, W, D]
     const at::Tensor tokens = x.view({-1, x.size(3)});  // [T, D]
     const at::Tensor u =
-        at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
+        at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat.to(type),
                   fold_weight(up_weight, norm_weight, type).t());  // [T, hidden]
     const at::Tensor lambda = layer_scale.value_or(at::Tensor());
     const at::Tensor y = branch_forward(
@@ -178,17 +184,17 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
     const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &up_weight = saved[3],
                      &u = saved[8];
     const c10::OptionalDeviceGuard guard(x.device());
-    const auto type = x.scalar_type();
     const MlpOptions options = saved_mlp_options(ctx, saved[9], saved[10]);
+    const auto type = product_type(x, options.arithmetic);
     const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
-    const at::Tensor tokens = x.view({-1, x.size(3)});                                    // [T, D]
-    const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());  // [T, D]
+    const at::Tensor tokens = x.view({-1, x.size(3)});                                               // [T, D]
+    const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type())).view(tokens.sizes());  // [T, D]
     variable_list g(10);  // one for each argument of forward
     const bool up = wanted(1) || wanted(2) || wanted(3);
     const BranchWanted ends{wanted(0) || wanted(4) || up, wanted(kDownWeight), wanted(kDownBias),
                             wanted(kLayerScale)};
     const BranchGradients branch = branch_backward(
-        dy, ends.product() ? at::gelu(u) : at::Tensor(),
+        dy.to(type), ends.product() ? at::gelu(u) : at::Tensor(),
         {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], options.sample_scale, output_mask(x, options)},
         ends);
     g[kDownWeight] = branch.weight;
@@ -202,14 +208,15 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
       if (wanted(4)) g[4] = sums.to(saved[4].scalar_type());
       if (up) {
         const bool product = wanted(1) || wanted(3);
-        const Unfolded unfolded = unfold(product ? token_product(du, n.x_hat) : at::Tensor(), sums, up_weight,
-                                         norm_weight, norm_bias, wanted(3), wanted(1), wanted(2));
+        const Unfolded unfolded = unfold(product ? token_product(du, n.x_hat.to(type)) : at::Tensor(), sums,
+                                         up_weight, norm_weight, norm_bias, wanted(3), wanted(1), wanted(2));
         g[1] = unfolded.norm_weight;
         g[2] = unfolded.norm_bias;
         g[3] = unfolded.weight;
       }
       if (wanted(0)) {
-        const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type));  // [T, D]
+        const at::Tensor d_x_hat =
+            at::mm(du, fold_weight(up_weight, norm_weight, type)).to(x.scalar_type());  // [T, D]
         g[0] = normalise_backward(d_x_hat, tokens, n, dy, options.eps).view(x.sizes());
       }
     }
@@ -218,9 +225,9 @@ class ComposedMlpFunction : public torch::autograd::Function<ComposedMlpFunction
 };
 
 at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
-  const auto type = x.scalar_type();
+  const auto type = product_type(x, options.arithmetic);
   const auto cast = [&](const at::Tensor& t) { return t.to(type); };
-  at::Tensor u = at::layer_norm(x, {x.size(3)}, cast(p.norm_weight), cast(p.norm_bias), options.eps);
+  at::Tensor u = reference_norm(x, p.norm_weight, p.norm_bias, options.eps).to(type);
   u = at::gelu(at::linear(u, cast(p.up_weight), cast(p.up_bias)));  // [B, H, W, hidden]
   u = at::linear(u, cast(p.down_weight), cast(p.down_bias));        // [B, H, W, D]
   if (p.layer_scale.defined()) u = u * p.layer_scale.to(accumulate_type(type));
@@ -231,10 +238,12 @@ at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptio
 
 bool kernel_serves(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
   if (!x.is_cuda() || x.numel() == 0) return false;
-  if (p.conv_weight.defined() || (p.layer_scale.defined() && !folds_scale(x.scalar_type()))) return false;
+  if (p.conv_weight.defined() || (p.layer_scale.defined() && !folds_scale(product_type(x, options.arithmetic))))
+    return false;
   if (draws(options.dropout, options.random)) return false;
   const c10::OptionalDeviceGuard guard(x.device());
-  return choice_of(problem_of(tokens_of(x), x.size(3), p.up_weight.size(0), x.scalar_type())).forward[0] != 0;
+  return choice_of(problem_of(tokens_of(x), x.size(3), p.up_weight.size(0), product_type(x, options.arithmetic)))
+             .forward[0] != 0;
 }
 
 void check_mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
@@ -261,6 +270,7 @@ void check_mlp(const at::Tensor& x, const MlpParameters& p, const MlpOptions& op
     check("sample_scale", options.sample_scale, {x.size(0)});
     TORCH_CHECK(!options.sample_scale.requires_grad(), "mlp: sample_scale is a constant, no gradient is computed");
   }
+  check_arithmetic(x, options.arithmetic, "mlp");
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "mlp: dropout must be in [0, 1), is ", options.dropout);
   const at::Tensor& rng = options.random.rng;
   TORCH_CHECK(!rng.defined() || rng.device() == x.device(), "mlp: the random state is on ", rng.device(), ", x on ",
@@ -279,7 +289,7 @@ void prepare_mlps(const at::Tensor& x, const MlpParameters* parameters, MlpOptio
     check_mlp(x, parameters[i], options[i]);
     if (options[i].backend == Backend::kReference || !kernel_serves(x, parameters[i], options[i])) continue;
     weights.push_back(ready(parameters[i]));
-    problems.push_back(problem_on(x, weights.back(), options[i].eps, {}));
+    problems.push_back(problem_on(x, weights.back(), options[i].eps, options[i].arithmetic, {}));
     options[i].packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problems.back()));
     packed.push_back(options[i].packed.mutable_data_ptr());
   }

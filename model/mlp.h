@@ -26,6 +26,7 @@ struct MlpOptions {
   std::uint64_t stream = 0;
   RandomState random;  // random.rng is kept for the backward: see axial_attention_core
   Backend backend = Backend::kFused;
+  at::ScalarType arithmetic = at::ScalarType::Undefined;  // as in PassOptions (model/pass.h)
   at::Tensor packed;  // of prepare_mlps; undefined: the MLP prepares its weights itself
 };
 

@@ -9,6 +9,7 @@
 #include "model/dropout.h"
 #include "model/launch.h"
 #include "model/mlp_options.h"
+#include "model/reference.h"
 
 namespace axial {
 namespace {
@@ -53,12 +54,12 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
                             const at::Tensor& down_bias, const std::optional<at::Tensor>& layer_scale,
                             const MlpOptions& options, bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
-    const auto type = x_any.scalar_type();
+    const auto type = product_type(x_any, options.arithmetic);
     const at::Tensor x = aligned_contiguous(x_any);     // [B, H, W, D]
     const at::Tensor tokens = x.view({-1, x.size(3)});  // [T, D]
     const std::int64_t hidden = up_weight.size(0);
     const at::Tensor u =
-        at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat,
+        at::addmm(fold_bias(up_weight, norm_bias, up_bias, type), normalise(tokens, options.eps).x_hat.to(type),
                   fold_weight(up_weight, norm_weight, type).t())
             .view({x.size(0), x.size(1), x.size(2), hidden});
     const at::Tensor c =
@@ -82,20 +83,20 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     const at::Tensor &x = saved[kX], &up_weight = saved[kUpWeight], &norm_weight = saved[kNormWeight], &u = saved[10],
                      &c_map = saved[11];
     const c10::OptionalDeviceGuard guard(x.device());
-    const auto type = x.scalar_type();
     const MlpOptions options = saved_mlp_options(ctx, saved[12], saved[13]);
+    const auto type = product_type(x, options.arithmetic);
     const auto wanted = [&](std::size_t i) { return saved[i].defined() && ctx->needs_input_grad(i); };
     const std::int64_t hidden = up_weight.size(0);
-    const at::Tensor tokens = x.view({-1, x.size(3)});                                    // [T, D]
-    const at::Tensor dy = aligned_contiguous(incoming[0].to(type)).view(tokens.sizes());  // [T, D]
-    const at::Tensor c = c_map.view({-1, hidden});                                        // [T, hidden]
+    const at::Tensor tokens = x.view({-1, x.size(3)});                                               // [T, D]
+    const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type())).view(tokens.sizes());  // [T, D]
+    const at::Tensor c = c_map.view({-1, hidden});                                                   // [T, hidden]
     const bool up = wanted(kNormWeight) || wanted(kNormBias) || wanted(kUpWeight);
     const bool through_conv = wanted(kX) || wanted(kUpBias) || up;
     const BranchWanted ends{through_conv || wanted(kConvWeight) || wanted(kConvBias), wanted(kDownWeight),
                             wanted(kDownBias), wanted(kLayerScale)};
     variable_list g(kArguments);
     const BranchGradients branch = branch_backward(
-        dy, ends.product() ? at::gelu(c) : at::Tensor(),
+        dy.to(type), ends.product() ? at::gelu(c) : at::Tensor(),
         {saved[kDownWeight], saved[kDownBias], saved[kLayerScale], options.sample_scale, output_mask(x, options)},
         ends);
     g[kDownWeight] = branch.weight;
@@ -120,14 +121,14 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
     if (up) {
       const bool product = wanted(kNormWeight) || wanted(kUpWeight);
       const Unfolded unfolded =
-          unfold(product ? token_product(du, n.x_hat) : at::Tensor(), sums, up_weight, norm_weight, saved[kNormBias],
-                 wanted(kUpWeight), wanted(kNormWeight), wanted(kNormBias));
+          unfold(product ? token_product(du, n.x_hat.to(type)) : at::Tensor(), sums, up_weight, norm_weight,
+                 saved[kNormBias], wanted(kUpWeight), wanted(kNormWeight), wanted(kNormBias));
       g[kNormWeight] = unfolded.norm_weight;
       g[kNormBias] = unfolded.norm_bias;
       g[kUpWeight] = unfolded.weight;
     }
     if (wanted(kX)) {
-      const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type));  // [T, D]
+      const at::Tensor d_x_hat = at::mm(du, fold_weight(up_weight, norm_weight, type)).to(x.scalar_type());  // [T, D]
       g[kX] = normalise_backward(d_x_hat, tokens, n, dy, options.eps).view(x.sizes());
     }
     return differentiable_once(std::move(g), "mlp", create_graph);
@@ -135,9 +136,9 @@ class ConvolvedMlpFunction : public torch::autograd::Function<ConvolvedMlpFuncti
 };
 
 at::Tensor reference(const at::Tensor& x, const MlpParameters& p, const MlpOptions& options) {
-  const auto type = x.scalar_type();
+  const auto type = product_type(x, options.arithmetic);
   const auto cast = [&](const at::Tensor& t) { return t.to(type); };
-  at::Tensor u = at::layer_norm(x, {x.size(3)}, cast(p.norm_weight), cast(p.norm_bias), options.eps);
+  at::Tensor u = reference_norm(x, p.norm_weight, p.norm_bias, options.eps).to(type);
   u = at::linear(u, cast(p.up_weight), cast(p.up_bias));  // [B, H, W, hidden]
   u = u + from_map(at::conv2d(as_map(u), cast(p.conv_weight), cast(p.conv_bias), 1, 1, 1, u.size(3)));
   u = at::linear(at::gelu(u), cast(p.down_weight), cast(p.down_bias));  // [B, H, W, D]

@@ -15,6 +15,7 @@ inline void save_options(torch::autograd::AutogradContext* ctx, const MlpOptions
   ctx->saved_data["dropout"] = options.dropout;
   ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
   ctx->saved_data["first_sample"] = options.random.first_sample;
+  ctx->saved_data["arithmetic"] = static_cast<std::int64_t>(options.arithmetic);
 }
 
 inline MlpOptions saved_mlp_options(torch::autograd::AutogradContext* ctx, const at::Tensor& sample_scale,
@@ -25,6 +26,7 @@ inline MlpOptions saved_mlp_options(torch::autograd::AutogradContext* ctx, const
   options.dropout = ctx->saved_data["dropout"].toDouble();
   options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
   options.random = {rng, ctx->saved_data["first_sample"].toInt()};
+  options.arithmetic = static_cast<at::ScalarType>(ctx->saved_data["arithmetic"].toInt());
   return options;
 }
 

@@ -58,18 +58,18 @@ struct Composed {
 // Callers hold a device guard.
 Composed composed_core(const at::Tensor& x_any, const PassParameters& p, const PassOptions& options,
                        bool statistics) {
-  const auto type = x_any.scalar_type();
+  const auto type = product_type(x_any, options.arithmetic);
   const std::int64_t dim = x_any.size(3), heads = options.heads;
   Composed c;
   c.x = aligned_contiguous(x_any);
   const at::Tensor tokens = c.x.view({-1, dim});  // [T, D]
-  c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, {}, type), normalise(tokens, options.eps).x_hat,
+  c.qkv = at::addmm(fold_bias(p.qkv_weight, p.norm_bias, {}, type), normalise(tokens, options.eps).x_hat.to(type),
                     fold_weight(p.qkv_weight, p.norm_weight, type).t());
   rotate_queries_and_keys_(c.qkv, c.x.sizes(), options, false);
   if (p.bias.defined()) c.core_bias = p.bias.to(accumulate_type(type)).contiguous();
   const CoreInputs inputs = core_inputs(c.qkv, c.core_bias, c.x.sizes(), heads);
   if (statistics) c.statistics = empty_statistics(inputs.q, options.axis);
-  c.o = at::empty_like(tokens);
+  c.o = at::empty(tokens.sizes(), tokens.options().dtype(type));
   core_forward(inputs, core_options(options), c.o.view({c.x.size(0), c.x.size(1), c.x.size(2), heads, dim / heads}),
                c.statistics);
   return c;
@@ -90,7 +90,7 @@ at::Tensor composed_output(const Composed& c, const PassParameters& p, const Pas
 PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, const PassParameters& p,
                                 const PassOptions& options, const PassWanted& wanted) {
   const at::Tensor& x = c.x;
-  const auto type = x.scalar_type();
+  const auto type = product_type(x, options.arithmetic);
   const std::int64_t dim = x.size(3), heads = options.heads;
   const at::Tensor tokens = x.view({-1, dim});                         // [T, D]
   const at::Tensor dy = aligned_contiguous(incoming).view({-1, dim});  // [T, D]
@@ -100,7 +100,7 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
 
   PassGradients g;
   BranchGradients branch =
-      branch_backward(dy, c.o, branch_of(x, p, options),
+      branch_backward(dy.to(type), c.o, branch_of(x, p, options),
                       {through_qkv || through_bias, wanted[kOutWeight], wanted[kOutBias], wanted[kLayerScale]});
   g[kOutWeight] = branch.weight;
   g[kOutBias] = branch.bias;
@@ -126,14 +126,16 @@ PassGradients composed_backward(const at::Tensor& incoming, const Composed& c, c
   if (norm || !x.is_cuda()) n = normalise(tokens, options.eps);
   if (norm) {
     const bool product = wanted[kNormWeight] || wanted[kQkvWeight];
-    const Unfolded u = unfold(product ? token_product(d_qkv, n.x_hat) : at::Tensor(), token_sum(d_qkv), p.qkv_weight,
-                              p.norm_weight, p.norm_bias, wanted[kQkvWeight], wanted[kNormWeight], wanted[kNormBias]);
+    const Unfolded u =
+        unfold(product ? token_product(d_qkv, n.x_hat.to(type)) : at::Tensor(), token_sum(d_qkv), p.qkv_weight,
+               p.norm_weight, p.norm_bias, wanted[kQkvWeight], wanted[kNormWeight], wanted[kNormBias]);
     g[kQkvWeight] = u.weight;
     g[kNormWeight] = u.norm_weight;
     g[kNormBias] = u.norm_bias;
   }
   if (wanted[kX]) {
-    const at::Tensor d_x_hat = at::mm(d_qkv, fold_weight(p.qkv_weight, p.norm_weight, type));  // [T, D]
+    const at::Tensor d_x_hat =
+        at::mm(d_qkv, fold_weight(p.qkv_weight, p.norm_weight, type)).to(x.scalar_type());  // [T, D]
     g[kX] = normalise_backward(d_x_hat, tokens, n, dy, options.eps).view(x.sizes());
   }
   return g;
@@ -219,6 +221,7 @@ void check_pass(const at::Tensor& x, const PassParameters& p, const PassOptions&
     check("sample_scale", scale, {x.size(0)});
     TORCH_CHECK(!scale.requires_grad(), "axial pass: sample_scale is a constant, no gradient is computed for it");
   }
+  check_arithmetic(x, options.arithmetic, "axial pass");
   if (options.rotary.defined()) {
     TORCH_CHECK(dim / heads % 2 == 0,
                 "axial pass: a rotary embedding turns pairs of channels, the head dimension is ", dim / heads);
@@ -247,8 +250,8 @@ PassParameters unscaled(PassParameters p) {
 
 // The pass that the fused kernels are asked for, which know no layer scale: y = x + lambda o (O W_out^T + b_out) is a
 // pass with other weights. Not in float16, where those would underflow.
-PassParameters fused_parameters(const at::Tensor& x, const PassParameters& p) {
-  return x.scalar_type() == at::kHalf ? p : unscaled(p);
+PassParameters fused_parameters(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
+  return folds_scale(product_type(x, options.arithmetic)) ? unscaled(p) : p;
 }
 
 // Those weights; autograd takes their gradients apart.
@@ -270,7 +273,7 @@ void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions
     gradients = gradients || needs_gradients(x, parameters[i]);
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (!fused_pass_serves(x, fused_parameters(x, parameters[i]), options[i], gradients)) return;
+    if (!fused_pass_serves(x, fused_parameters(x, parameters[i], options[i]), options[i], gradients)) return;
   }
   for (std::size_t i = 0; i < count; ++i) parameters[i] = fold_layer_scale(parameters[i]);
   fused_pass_prepare(x, parameters, options, count);
@@ -280,7 +283,7 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
   check_pass(x, p, options);
   if (p.relative.defined()) return position_sensitive_pass(x, p, options);
   const bool save = needs_gradients(x, p);
-  if (fused_pass_serves(x, fused_parameters(x, p), options, save))
+  if (fused_pass_serves(x, fused_parameters(x, p, options), options, save))
     return fused_pass(x, fold_layer_scale(p), options, save);
   const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
   return PassFunction::apply(x, p.norm_weight, p.norm_bias, p.qkv_weight, p.out_weight, p.out_bias, optional(p.bias),

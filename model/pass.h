@@ -13,7 +13,7 @@
 
 namespace axial {
 
-// Any floating type, each cast to the type of x where it is used; gradients come out in the
+// Any floating type, each cast to the type of the products where it is used; gradients come out in the
 // parameter's own type, summed in float32 (float64 for float64).
 struct PassParameters {
   at::Tensor norm_weight;        // [D]
@@ -37,6 +37,9 @@ struct PassOptions {
   at::Tensor sample_scale;        // s_b[B] of the accumulate type, a constant; undefined: 1
   at::Tensor rotary;              // [L, d/2, 2] of the accumulate type, a constant: how q and k are turned before the
                                   // scores (model/rotary.h); undefined: not
+  // Of the products, where x is float32 and they are not: bfloat16 or float16 beside a float32 residual stream. The
+  // norm reads x as it is and y adds it as it is; undefined: the type of x.
+  at::ScalarType arithmetic = at::ScalarType::Undefined;
   at::Tensor packed;              // of prepare_passes; undefined: the pass prepares its weights itself
   bool packed_early = false;      // of prepare_passes: another pass runs between it and this one
 };

@@ -16,6 +16,7 @@ inline void save_options(torch::autograd::AutogradContext* ctx, const PassOption
   ctx->saved_data["projection_dropout"] = options.projection_dropout;
   ctx->saved_data["stream"] = static_cast<std::int64_t>(options.stream);
   ctx->saved_data["first_sample"] = options.random.first_sample;
+  ctx->saved_data["arithmetic"] = static_cast<std::int64_t>(options.arithmetic);
 }
 
 inline PassOptions saved_options(torch::autograd::AutogradContext* ctx, const at::Tensor& rng) {
@@ -27,6 +28,7 @@ inline PassOptions saved_options(torch::autograd::AutogradContext* ctx, const at
   options.projection_dropout = ctx->saved_data["projection_dropout"].toDouble();
   options.stream = static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt());
   options.random = {rng, ctx->saved_data["first_sample"].toInt()};
+  options.arithmetic = static_cast<at::ScalarType>(ctx->saved_data["arithmetic"].toInt());
   return options;
 }
 

@@ -41,7 +41,9 @@ inline kernels::PassProblem problem_of(at::IntArrayRef sizes, at::ScalarType typ
 // and the random state must live until the kernels are queued.
 inline kernels::PassProblem problem_of(const at::Tensor& x, const PassOptions& options, const at::Tensor& rotary) {
   const at::IntArrayRef sizes = x.sizes();
-  kernels::PassProblem problem = problem_of(sizes, x.scalar_type(), x.device(), options.axis, options.heads);
+  const auto type = product_type(x, options.arithmetic);
+  kernels::PassProblem problem = problem_of(sizes, type, x.device(), options.axis, options.heads);
+  problem.float32_residual = type != x.scalar_type();
   problem.eps = options.eps;
   problem.dropout = kernel_dropout(options.dropout, options.random, options.stream, lines_per_sample(problem.lines));
   // As projection_scale draws: tokens are numbered as they lie in [B, H, W].

@@ -28,17 +28,18 @@ class ProjectionFunction : public torch::autograd::Function<ProjectionFunction> 
                             const at::Tensor& norm_bias, const at::Tensor& weight, const PassOptions& options,
                             bool save) {
     const c10::OptionalDeviceGuard guard(x_any.device());
-    const auto type = x_any.scalar_type();
+    const auto type = product_type(x_any, options.arithmetic);
     const at::Tensor x = aligned_contiguous(x_any);
     if (save) {
       ctx->save_for_backward({x, norm_weight, norm_bias, weight, options.rotary});
       ctx->saved_data["eps"] = options.eps;
+      ctx->saved_data["arithmetic"] = static_cast<std::int64_t>(options.arithmetic);
       ctx->saved_data["column"] = options.axis == Axis::kColumn;
     }
-    at::Tensor qkv =
-        at::addmm(fold_bias(weight, norm_bias, {}, type), normalise(x.view({-1, x.size(3)}), options.eps).x_hat,
-                  fold_weight(weight, norm_weight, type).t())
-            .view({x.size(0), x.size(1), x.size(2), 3, options.heads, x.size(3) / options.heads});
+    at::Tensor qkv = at::addmm(fold_bias(weight, norm_bias, {}, type),
+                               normalise(x.view({-1, x.size(3)}), options.eps).x_hat.to(type),
+                               fold_weight(weight, norm_weight, type).t())
+                         .view({x.size(0), x.size(1), x.size(2), 3, options.heads, x.size(3) / options.heads});
     if (options.rotary.defined()) rotate_(queries_and_keys(qkv), options.rotary, options.axis, false);
     return qkv;
   }
@@ -50,6 +51,7 @@ class ProjectionFunction : public torch::autograd::Function<ProjectionFunction> 
     const at::Tensor &x = saved[0], &norm_weight = saved[1], &norm_bias = saved[2], &weight = saved[3];
     const c10::OptionalDeviceGuard guard(x.device());
     const double eps = ctx->saved_data["eps"].toDouble();
+    const auto type = product_type(x, static_cast<at::ScalarType>(ctx->saved_data["arithmetic"].toInt()));
     const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(i); };
     const at::Tensor tokens = x.view({-1, x.size(3)});   // [T, D]
     at::Tensor d_qkv = aligned_contiguous(incoming[0]);  // [B, H, W, 3, h, d]
@@ -64,14 +66,14 @@ class ProjectionFunction : public torch::autograd::Function<ProjectionFunction> 
     Normalised n;        // again: cheaper than kept
     if (norm || (wanted(0) && !x.is_cuda())) n = normalise(tokens, eps);
     if (norm) {
-      const Unfolded u = unfold(product ? token_product(d_out, n.x_hat) : at::Tensor(), token_sum(d_out), weight,
-                                norm_weight, norm_bias, wanted(3), wanted(1), wanted(2));
+      const Unfolded u = unfold(product ? token_product(d_out, n.x_hat.to(type)) : at::Tensor(), token_sum(d_out),
+                                weight, norm_weight, norm_bias, wanted(3), wanted(1), wanted(2));
       g[1] = u.norm_weight;
       g[2] = u.norm_bias;
       g[3] = u.weight;
     }
     if (wanted(0)) {
-      const at::Tensor d_x_hat = at::mm(d_out, fold_weight(weight, norm_weight, x.scalar_type()));  // [T, D]
+      const at::Tensor d_x_hat = at::mm(d_out, fold_weight(weight, norm_weight, type)).to(x.scalar_type());  // [T, D]
       g[0] = normalise_backward(d_x_hat, tokens, n, at::zeros_like(tokens), eps).view(x.sizes());
     }
     return differentiable_once(std::move(g), "axial_pass", create_graph);

@@ -84,10 +84,9 @@ struct Projected {
 
 Projected project(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {
   const std::int64_t dim = x.size(3), heads = options.heads;
-  const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
-  const at::Tensor z =
-      at::layer_norm(x, {dim}, cast(parameters.norm_weight), cast(parameters.norm_bias), options.eps);
-  const at::Tensor qkv = at::linear(z, cast(parameters.qkv_weight))                       // [B, H, W, 3D]
+  const auto type = product_type(x, options.arithmetic);
+  const at::Tensor z = reference_norm(x, parameters.norm_weight, parameters.norm_bias, options.eps).to(type);
+  const at::Tensor qkv = at::linear(z, parameters.qkv_weight.to(type))               // [B, H, W, 3D]
                              .unflatten(3, at::IntArrayRef{3, heads, dim / heads});  // [B, H, W, 3, h, d]
   const auto turned = [&](int which) {
     const at::Tensor t = qkv.select(3, which);
@@ -97,6 +96,10 @@ Projected project(const at::Tensor& x, const PassParameters& parameters, const P
 }
 
 }  // namespace
+
+at::Tensor reference_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  return at::layer_norm(x, {x.size(-1)}, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);
+}
 
 at::Tensor reference_pass_probabilities(const at::Tensor& x, const PassParameters& parameters,
                                         const PassOptions& options) {
@@ -118,7 +121,8 @@ CoreOptions reference_core_options(const PassOptions& options) {
 
 at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const PassParameters& parameters,
                               const PassOptions& options) {
-  const auto cast = [&](const at::Tensor& t) { return t.to(x.scalar_type()); };
+  const auto type = o.scalar_type();  // of the products
+  const auto cast = [&](const at::Tensor& t) { return t.to(type); };
   at::Tensor u = at::linear(o.flatten(3), cast(parameters.out_weight), cast(parameters.out_bias));  // [B, H, W, D]
   const auto sums = accumulate_type(x.scalar_type());
   if (parameters.layer_scale.defined()) u = u * parameters.layer_scale.to(sums);
@@ -126,8 +130,7 @@ at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const Pa
                                            options.random, options.stream, sums);
   if (mask.defined()) u = u * mask.view(u.sizes());
   if (options.sample_scale.defined()) u = u * options.sample_scale.view({-1, 1, 1, 1});
-  u = u.to(x.scalar_type());
-  return x + u;
+  return x + u.to(type);
 }
 
 at::Tensor reference_pass(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options) {

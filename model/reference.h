@@ -36,6 +36,9 @@ at::Tensor reference_position_sensitive_core(const at::Tensor& q,     // [B, H, 
 at::Tensor reference_pass(const at::Tensor& x,  // [B, H, W, D]
                           const PassParameters& parameters, const PassOptions& options);
 
+// LayerNorm over the channels of x [..., D] as a layer in the type of x has it: affine parameters are cast to it.
+at::Tensor reference_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+
 // Of its parts: the core's options; what a pass makes of x and the core's o[B, H, W, h, d].
 CoreOptions reference_core_options(const PassOptions& options);
 at::Tensor reference_residual(const at::Tensor& x, const at::Tensor& o, const PassParameters& parameters,

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "model/bridge.h"
 #include "model/init.h"
 #include "model/maps.h"
 #include "model/tokens.h"
@@ -99,7 +100,7 @@ TokenMergeImpl::TokenMergeImpl(std::int64_t dim_in, std::int64_t dim_out, double
   linear_ = register_module("linear", make_linear(4 * dim_in, dim_out, false));
 }
 
-torch::Tensor TokenMergeImpl::forward(const torch::Tensor& input) {
+torch::Tensor TokenMergeImpl::forward(const torch::Tensor& input, at::ScalarType arithmetic) {
   torch::Tensor x = input;  // [B, H, W, D]
   if (x.size(1) % 2 != 0 || x.size(2) % 2 != 0) {
     x = torch::constant_pad_nd(x, {0, 0, 0, x.size(2) % 2, 0, x.size(1) % 2});
@@ -110,7 +111,8 @@ torch::Tensor TokenMergeImpl::forward(const torch::Tensor& input) {
           .reshape({batch, height, width, 4 * dim});
   const auto type = x.scalar_type();
   x = torch::layer_norm(x, {4 * dim}, norm_->weight.to(type), norm_->bias.to(type), norm_->options.eps());
-  return torch::linear(x, linear_->weight.to(type));  // [B, H/2, W/2, D']
+  const auto products = product_type(x, arithmetic);
+  return torch::linear(x.to(products), linear_->weight.to(products)).to(type);  // [B, H/2, W/2, D']
 }
 
 }  // namespace axial

@@ -38,11 +38,11 @@ TORCH_MODULE(ImageStem);
 
 // Merges 2 x 2 neighbouring tokens (Liu et al. 2021, "Swin Transformer"): x[B, H, W, D] -> [B, ceil(H/2),
 // ceil(W/2), D'], LayerNorm over the 4D channels and a bias-free linear map; odd sizes are padded with zeros.
-// Parameters: norm.{weight,bias} [4D], linear.weight [D', 4D].
+// Parameters: norm.{weight,bias} [4D], linear.weight [D', 4D]. arithmetic: as in PassOptions (model/pass.h).
 class TokenMergeImpl : public torch::nn::Module {
  public:
   TokenMergeImpl(std::int64_t dim_in, std::int64_t dim_out, double eps = 1e-5);
-  torch::Tensor forward(const torch::Tensor& x);
+  torch::Tensor forward(const torch::Tensor& x, at::ScalarType arithmetic = at::ScalarType::Undefined);
 
  private:
   torch::nn::LayerNorm norm_{nullptr};

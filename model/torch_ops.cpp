@@ -30,6 +30,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
+using OptionalType = std::optional<at::ScalarType>;
 
 // `axis` of a schema is the dimension of x[B, H, W, ...] that is attended along.
 Axis axis_of(std::int64_t dimension, const Tensor& x) {
@@ -45,6 +46,9 @@ std::int64_t dimension_of(Axis axis) { return axis == Axis::kRow ? 2 : 1; }
 
 OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 Tensor tensor(const OptionalTensor& t) { return t.value_or(Tensor()); }
+OptionalType optional_type(at::ScalarType type) {
+  return type == at::ScalarType::Undefined ? std::nullopt : OptionalType(type);
+}
 
 Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
 Tensor nothing_like(const Tensor& t) { return at::empty({0}, t.options()); }
@@ -68,8 +72,8 @@ using PassGradientTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 
 PassOptions pass_options(const Tensor& x, std::int64_t axis, std::int64_t heads, double eps, double dropout,
                          const OptionalTensor& rng, std::int64_t stream, std::int64_t first_sample,
-                         const OptionalTensor& sample_scale, const OptionalTensor& rotary,
-                         double projection_dropout) {
+                         const OptionalTensor& sample_scale, const OptionalTensor& rotary, double projection_dropout,
+                         OptionalType arithmetic) {
   PassOptions o;
   o.axis = axis_of(axis, x);
   o.heads = heads;
@@ -80,6 +84,7 @@ PassOptions pass_options(const Tensor& x, std::int64_t axis, std::int64_t heads,
   o.sample_scale = tensor(sample_scale);
   o.rotary = tensor(rotary);
   o.projection_dropout = projection_dropout;
+  if (arithmetic && *arithmetic != x.scalar_type()) o.arithmetic = *arithmetic;
   return o;
 }
 
@@ -88,11 +93,11 @@ Tensor pass(const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias,
             const Tensor& out_weight, const Tensor& out_bias, const OptionalTensor& bias, std::int64_t axis,
             std::int64_t heads, double eps, double dropout, const OptionalTensor& rng, std::int64_t stream,
             std::int64_t first_sample, const OptionalTensor& sample_scale, const OptionalTensor& rotary,
-            const OptionalTensor& layer_scale, double projection_dropout) {
+            const OptionalTensor& layer_scale, double projection_dropout, OptionalType arithmetic) {
   const NoAutocast no_autocast;
   return body(x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias), tensor(layer_scale)},
               pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale, rotary,
-                           projection_dropout));
+                           projection_dropout, arithmetic));
 }
 
 template <PassBackwardBody body>
@@ -102,14 +107,16 @@ PassGradientTuple pass_backward(const Tensor& dy, const Tensor& x, const Tensor&
                                 double dropout, const OptionalTensor& rng, std::int64_t stream,
                                 std::int64_t first_sample, const OptionalTensor& sample_scale,
                                 const OptionalTensor& rotary, const OptionalTensor& layer_scale,
-                                double projection_dropout, std::array<bool, kPassInputs> wanted) {
+                                double projection_dropout, OptionalType arithmetic,
+                                std::array<bool, kPassInputs> wanted) {
   const NoAutocast no_autocast;
   wanted[kBias] = wanted[kBias] && bias.has_value();
   wanted[kLayerScale] = wanted[kLayerScale] && layer_scale.has_value();
-  PassGradients g = body(
-      dy, x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias), tensor(layer_scale)},
-      pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale, rotary, projection_dropout),
-      wanted);
+  PassGradients g =
+      body(dy, x, {norm_weight, norm_bias, qkv_weight, out_weight, out_bias, tensor(bias), tensor(layer_scale)},
+           pass_options(x, axis, heads, eps, dropout, rng, stream, first_sample, sample_scale, rotary,
+                        projection_dropout, arithmetic),
+           wanted);
   for (Tensor& t : g) {
     if (!t.defined()) t = nothing_like(x);
   }
@@ -141,6 +148,7 @@ class PassOperator : public torch::autograd::Function<PassOperator> {
     ctx->saved_data["eps"] = o.eps;
     ctx->saved_data["dropout"] = o.dropout;
     ctx->saved_data["projection_dropout"] = o.projection_dropout;
+    ctx->saved_data["arithmetic"] = static_cast<std::int64_t>(o.arithmetic);
     ctx->saved_data["stream"] = static_cast<std::int64_t>(o.stream);
     ctx->saved_data["first_sample"] = o.random.first_sample;
     static const auto op = operator_named<decltype(pass<axial_pass_forward>)>("axial::axial_pass");
@@ -148,7 +156,7 @@ class PassOperator : public torch::autograd::Function<PassOperator> {
     return op.call(x, norm_weight, norm_bias, qkv_weight, out_weight, out_bias, bias, dimension_of(o.axis), o.heads,
                    o.eps, o.dropout, optional(o.random.rng), static_cast<std::int64_t>(o.stream),
                    o.random.first_sample, optional(o.sample_scale), optional(o.rotary), layer_scale,
-                   o.projection_dropout);
+                   o.projection_dropout, optional_type(o.arithmetic));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list incoming) {
@@ -158,12 +166,13 @@ class PassOperator : public torch::autograd::Function<PassOperator> {
     for (int i = 0; i < kPassInputs; ++i) wanted[i] = saved[i].defined() && ctx->needs_input_grad(edge++);
     static const auto op = operator_named<decltype(pass_backward<axial_pass_backward>)>("axial::axial_pass_backward");
     auto& data = ctx->saved_data;
-    auto [dx, d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias, d_bias, d_layer_scale] = op.call(
-        incoming[0], saved[kX], saved[kNormWeight], saved[kNormBias], saved[kQkvWeight], saved[kOutWeight],
-        saved[kOutBias], optional(saved[kBias]), data["axis"].toInt(), data["heads"].toInt(), data["eps"].toDouble(),
-        data["dropout"].toDouble(), optional(saved[kPassInputs]), data["stream"].toInt(),
-        data["first_sample"].toInt(), optional(saved[kPassInputs + 1]), optional(saved[kPassInputs + 2]),
-        optional(saved[kLayerScale]), data["projection_dropout"].toDouble(), wanted);
+    auto [dx, d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias, d_bias, d_layer_scale] =
+        op.call(incoming[0], saved[kX], saved[kNormWeight], saved[kNormBias], saved[kQkvWeight], saved[kOutWeight],
+                saved[kOutBias], optional(saved[kBias]), data["axis"].toInt(), data["heads"].toInt(),
+                data["eps"].toDouble(), data["dropout"].toDouble(), optional(saved[kPassInputs]),
+                data["stream"].toInt(), data["first_sample"].toInt(), optional(saved[kPassInputs + 1]),
+                optional(saved[kPassInputs + 2]), optional(saved[kLayerScale]), data["projection_dropout"].toDouble(),
+                optional_type(static_cast<at::ScalarType>(data["arithmetic"].toInt())), wanted);
     variable_list g{dx,     d_norm_weight, d_norm_bias, d_qkv_weight, d_out_weight, d_out_bias,
                     d_bias, d_layer_scale, {}};
     for (int i = 0; i < kPassInputs; ++i) {
@@ -344,13 +353,14 @@ TORCH_LIBRARY(axial, m) {
       "axial_pass(Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor qkv_weight, Tensor out_weight, "
       "Tensor out_bias, Tensor? bias, int axis, int heads, float eps=1e-05, float dropout=0.0, Tensor? rng=None, "
       "int stream=0, int first_sample=0, Tensor? sample_scale=None, Tensor? rotary=None, Tensor? layer_scale=None, "
-      "float projection_dropout=0.0) -> Tensor",
+      "float projection_dropout=0.0, ScalarType? arithmetic=None) -> Tensor",
       tags);
   m.def(
       "axial_pass_backward(Tensor dy, Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor qkv_weight, "
       "Tensor out_weight, Tensor out_bias, Tensor? bias, int axis, int heads, float eps, float dropout, Tensor? rng, "
       "int stream, int first_sample, Tensor? sample_scale, Tensor? rotary, Tensor? layer_scale, float "
-      "projection_dropout, bool[8] wanted) -> (Tensor dx, Tensor d_norm_weight, Tensor d_norm_bias, Tensor "
+      "projection_dropout, ScalarType? arithmetic, bool[8] wanted) -> (Tensor dx, Tensor d_norm_weight, Tensor "
+      "d_norm_bias, Tensor "
       "d_qkv_weight, Tensor d_out_weight, Tensor d_out_bias, Tensor d_bias, Tensor d_layer_scale)",
       tags);
   m.def(

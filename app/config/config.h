@@ -24,6 +24,7 @@ struct ModelConfig {
   double rotary_base, layer_scale;
   std::string first_axis;  // width, height
   double attention_dropout, projection_dropout, drop_path, head_dropout;
+  bool float32_residual;
   std::string backend;  // fused, reference
 };
 

@@ -85,15 +85,15 @@ std::vector<Key> make_schema() {
   add("model.position", FIELD(model.position), "true", any(), "",
       "learned row and column position embeddings after the stem", "pos_embed");
   add("model.relative_bias", FIELD(model.relative_bias), "false", any(), "",
-      "learned relative position bias per head and axis, added to the scores; float32 and GPUs other than Hopper then train on slower kernels",
+      "learned relative position bias per head and axis, added to the scores",
       "rel_pos");
   add("model.position_sensitive", FIELD(model.position_sensitive), "false", any(), "",
       "position-sensitive attention: learned relative positions of each axis beside queries, keys and values, on top of "
       "relative_bias and rotary where these are on; runs on library operators and keeps the attention probabilities in "
       "memory", "axial_deeplab");
   add("model.rotary", FIELD(model.rotary), "false", any(), "",
-      "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head; "
-      "float32 and GPUs other than Hopper then run on slower kernels", "rope use_rope rotary_emb rotary_embedding");
+      "rotary position embedding of queries and keys along each axis (RoFormer); needs an even number of channels a head",
+      "rope use_rope rotary_emb rotary_embedding");
   add("model.rotary_base", FIELD(model.rotary_base), "100", above(1, 1e9), "",
       "rotary (else without effect): base of its angles, which fall from 1 towards 1/base radians a token", "rope_theta theta rope_base");
   add("model.layer_scale", FIELD(model.layer_scale), "0", real(0, 1000), "",
@@ -111,6 +111,9 @@ std::vector<Key> make_schema() {
       "drop_path_rate stochastic_depth");
   add("model.head_dropout", FIELD(model.head_dropout), "0", below(0, 1), "",
       "dropout before the linear head, in steps of 1/256", "dropout drop drop_rate");
+  add("model.float32_residual", FIELD(model.float32_residual), "false", any(), "",
+      "train.precision bfloat16 or float16 (else without effect): tokens between the branches stay float32, at twice their "
+      "memory; arithmetic is the precision's", "residual_in_fp32 fp32_residual");
   add("model.backend", FIELD(model.backend), "fused", one_of({"fused", "reference"}), "",
       "our kernels, or composed library operators");
 

@@ -265,6 +265,7 @@ AxialClassifierOptions classifier_options(const Config& config, const ImageSpec&
   o.projection_dropout = m.projection_dropout;
   o.drop_path = m.drop_path;
   o.head_dropout = m.head_dropout;
+  o.float32_residual = m.float32_residual;
   o.backend = m.backend == "reference" ? Backend::kReference : Backend::kFused;
   return o;
 }

@@ -37,6 +37,7 @@ std::vector<BlockCase> self_check_cases(const Config& config, std::pair<std::int
     c.rotary = config.model.rotary;
     c.layer_scale = config.model.layer_scale > 0;
     c.projection_dropout = config.model.projection_dropout;
+    c.float32_residual = config.model.float32_residual;
     c.type = compute_type(config.train.precision);
     c.tf32 = config.train.precision == "tf32";
     cases.push_back(c);

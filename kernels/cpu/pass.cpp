@@ -119,6 +119,7 @@ Status check_pass(const PassProblem& problem) {
   if (problem.heads < 1 || problem.dim < 1 || problem.dim % problem.heads != 0) {
     return unsupported(problem, "the heads must divide D");
   }
+  if (problem.float32_residual) return unsupported(problem, "a float32 residual stream has no kernel on the CPU");
   if (problem.dim > kMaxPassDim) return unsupported(problem, "D goes up to 512");
   if (problem.lines.length > kMaxPassLength) return unsupported(problem, "lines go up to 128 tokens");
   if (problem.lines.count() > kMaxPassLines) return unsupported(problem, "lines go up to 2^40 in number");

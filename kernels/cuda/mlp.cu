@@ -114,6 +114,7 @@ void fill(Arguments& arguments, const MlpProblem& problem, const MlpPlan& plan, 
       Divisor(static_cast<std::uint32_t>(std::clamp<std::int64_t>(problem.tokens_per_sample, 1, kMaxTokens)));
   arguments.eps = static_cast<float>(problem.eps);
   arguments.hidden = plan.hidden;
+  arguments.stream = problem.float32_residual;
 }
 
 }  // namespace

@@ -19,8 +19,8 @@
 
 namespace axial::kernels::cuda {
 
-// kInputs: dx is computed here; kSums: blocks of 64 hidden channels, all that this block works on.
-template <class S, bool kInputs, int kSums>
+// kStream: x, dy and dx are a float32 residual stream; kInputs: dx is computed here; kSums: blocks of 64 hidden channels, all that this block works on.
+template <class S, bool kStream, bool kInputs, int kSums>
 __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
     mlp_backward_kernel(const __grid_constant__ MlpBackwardArguments p) {
 #if AXIAL_HAS_WGMMA
@@ -58,7 +58,10 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
   const int step = static_cast<int>(gridDim.x) / parts * (S::kGradientGroups * kRows);
   int first = (static_cast<int>(blockIdx.x) / parts * S::kGradientGroups + group) * kRows, turn = 0;
   const auto fetch = [&](int of, std::uint32_t to) {
-    if (of < p.tokens) {
+    if constexpr (kStream) {
+      prefetch_mlp_rows<S>(p.x, of + row0, p.tokens);
+      prefetch_mlp_rows<S>(p.dy, of + row0, p.tokens);
+    } else if (of < p.tokens) {
       copy_mlp_rows<S, kRows>(to, row0, p.x, of + row0, p.tokens);
       copy_mlp_rows<S, kRows>(to + kTile, row0, p.dy, of + row0, p.tokens);
     }
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
 
   for (; first < p.tokens; first += step) {
     const std::uint32_t x_tile = own + turn * (2 * kTile);
-    const MlpTile<S, kRows> tile{p, x_tile, x_tile + kTile, row0, first + row0, rstd};
+    const MlpTile<S, kRows, kStream> tile{p, x_tile, x_tile + kTile, row0, first + row0, rstd};
     turn ^= 1;
     fetch(first + step, own + turn * (2 * kTile));
     copy_wait<1>();
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
 
   // Slabs are the sums of both warpgroups: the second one's pass through shared memory.
   copy_wait<0>();
-  barrier(1 + S::kGradientGroups, kThreads);
+  __syncthreads();
   const int lane = late(lane_id()), t = lane & 3, channel = row0 + (lane >> 2);
   float* const passed = reinterpret_cast<float*>(shared);
   float* const slab = group == 0 ? p.slabs + std::int64_t{blockIdx.x} * S::slab(kPart) : passed;
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
     }
   };
   if (group != 0) put_all();
-  barrier(1 + S::kGradientGroups, kThreads);
+  __syncthreads();
   if (group == 0) put_all();
 #else
   __trap();

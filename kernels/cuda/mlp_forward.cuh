@@ -11,7 +11,8 @@
 
 namespace axial::kernels::cuda {
 
-template <class S>
+// kStream: x and y are a float32 residual stream.
+template <class S, bool kStream>
 __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     mlp_forward_kernel(const __grid_constant__ MlpArguments p) {
 #if AXIAL_HAS_WGMMA
@@ -41,7 +42,11 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
   const auto more = [&](int of) { return of - (warp & 3) * 16 < p.tokens; };
   std::uint32_t stage = own;
   const auto fetch = [&](int of, std::uint32_t to) {
-    if (of < p.tokens) copy_mlp_rows<S, 16>(to, 0, p.x, of, p.tokens);
+    if constexpr (kStream) {
+      prefetch_mlp_rows<S>(p.x, of, p.tokens);
+    } else if (of < p.tokens) {
+      copy_mlp_rows<S, 16>(to, 0, p.x, of, p.tokens);
+    }
     copy_commit();
   };
   fetch(token, stage);
@@ -56,7 +61,11 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     copy_wait<1>();
     __syncwarp();
     MlpRows<S> rows;
-    rows.template normalise<16>(stage, 0, p.eps);
+    if constexpr (kStream) {
+      rows.normalise_stream(p.x, token, p.tokens, p.eps);
+    } else {
+      rows.template normalise<16>(stage, 0, p.eps);
+    }
     float u[32], acc[S::kDim / 2];
     const auto project = [&](int chunk) {
       wgmma_fence();
@@ -130,6 +139,19 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     for (int r = 0; r < 2; ++r) {
       const int row = token + g + 8 * r;
       const bool live = row < p.tokens;
+      if constexpr (kStream) {
+        const std::int64_t own = std::int64_t{row} * S::kDim;
+#pragma unroll
+        for (int n = 0; live && n < S::kDim / 8; n += 2) {  // four channels
+          const int channel = 32 * (n / 4) + (n / 4 < kWide ? 8 : 4) * t + 2 * (n % 4);
+          const float4 x = stream_quad(p.x, own, channel);
+          const float* c = acc + 4 * n + 2 * r;
+          *reinterpret_cast<float4*>(static_cast<float*>(p.y) + own + channel) =
+              make_float4(fmaf(c[0], scale[r], x.x), fmaf(c[1], scale[r], x.y), fmaf(c[4], scale[r], x.z),
+                          fmaf(c[5], scale[r], x.w));
+        }
+        continue;
+      }
       V* const y = static_cast<V*>(p.y) + std::int64_t{row} * S::kDim;
 #pragma unroll
       for (int block = 0; block < (S::kDim + 31) / 32; ++block) {

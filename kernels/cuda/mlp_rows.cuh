@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/mlp_shapes.cuh"
+#include "kernels/cuda/pass_stream.cuh"
 
 namespace axial::kernels::cuda {
 
@@ -46,7 +47,37 @@ struct MlpRows {
     }
     return make_float2(rstd[0], rstd[1]);
   }
+
+  // The same from a float32 residual stream: of tokens token + g and token + g + 8. Rows past the last one are zero.
+  __device__ __forceinline__ float2 normalise_stream(const void* x, int token, int tokens, float eps) {
+    const int lane = lane_id(), row = token + (lane >> 2), t = lane & 3;
+    float rstd[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t from = row + 8 * r < tokens ? std::int64_t{row + 8 * r} * S::kDim : kNoRow;
+      float v[4 * S::kSteps];
+#pragma unroll
+      for (int i = 0; i < 2 * S::kSteps; ++i) {
+        const float2 pair = stream_pair(x, from, 8 * i + 2 * t);
+        v[2 * i] = pair.x;
+        v[2 * i + 1] = pair.y;
+      }
+      rstd[r] = normalise_row<S::kDim>(v, eps);
+#pragma unroll
+      for (int i = 0; i < 2 * S::kSteps; ++i) x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i], v[2 * i + 1]);
+    }
+    return make_float2(rstd[0], rstd[1]);
+  }
 };
+
+// Asks for a warp's 16 rows of a float32 residual stream.
+template <class S>
+__device__ __forceinline__ void prefetch_mlp_rows(const void* tensor, int token, int tokens) {
+  const int lane = lane_id(), row = token + (lane >> 1);
+  if (row >= tokens) return;
+  const float* from = static_cast<const float*>(tensor) + std::int64_t{row} * S::kDim;
+  for (int i = (lane & 1) * 32; i < S::kDim; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+}
 
 // A warp copies its 16 rows of a tile of kRows rows, from token `token` on; rows past the last token become zero.
 template <class S, int kRows>
@@ -62,7 +93,8 @@ __device__ __forceinline__ void copy_mlp_rows(std::uint32_t tile, int row0, cons
 }
 
 // A backward's tiles of x and dy, [block][kRows][128 bytes], of which a warp has the 16 rows from `row0` on.
-template <class S, int kRows>
+// kStream: x, dy and dx are a float32 residual stream, of which the tiles are filled here.
+template <class S, int kRows, bool kStream>
 struct MlpTile {
   using F = Fragment<typename S::Value>;
   const MlpBackwardArguments& p;
@@ -81,7 +113,12 @@ struct MlpTile {
   // x becomes x_hat, zero in rows past the last token; dy is scaled.
   __device__ __forceinline__ void prepare() const {
     MlpRows<S> rows;
-    const float2 scales = rows.template normalise<kRows>(x, row0, p.eps);
+    float2 scales;
+    if constexpr (kStream) {
+      scales = rows.normalise_stream(p.x, token, p.tokens, p.eps);
+    } else {
+      scales = rows.template normalise<kRows>(x, row0, p.eps);
+    }
     const int lane = late(lane_id()), row = token + (lane >> 2);
     if ((lane & 3) == 0) {
       rstd[row0 + (lane >> 2)] = scales.x;
@@ -99,24 +136,36 @@ struct MlpTile {
     for (int i = 0; i < S::kSteps; ++i) {
       store_tiles(at(x, i), rows.x_hat[i][0], rows.x_hat[i][1], rows.x_hat[i][2], rows.x_hat[i][3]);
     }
-    if (p.sample_scale == nullptr) return;
-    float scale[2];
+    if (!kStream && p.sample_scale == nullptr) return;
+    float scale[2] = {1, 1};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (kStream && p.sample_scale == nullptr) break;
       const int last = min(row + 8 * r, p.tokens - 1);
       scale[r] = __ldg(p.sample_scale + p.tokens_per_sample.divide(static_cast<std::uint32_t>(last)));
     }
 #pragma unroll
     for (int i = 0; i < S::kSteps; ++i) {
       std::uint32_t v[4];
-      load_tiles(at(dy, i), v);
+      if constexpr (kStream) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = F::pair(F::low(v[k]) * scale[k & 1], F::high(v[k]) * scale[k & 1]);
+        for (int k = 0; k < 4; ++k) {
+          const int of = row + 8 * (k & 1);
+          const float2 pair = stream_pair(p.dy, of < p.tokens ? std::int64_t{of} * S::kDim : kNoRow,
+                                          16 * i + 8 * (k >> 1) + 2 * (lane & 3));
+          v[k] = F::pair(pair.x * scale[k & 1], pair.y * scale[k & 1]);
+        }
+      } else {
+        load_tiles(at(dy, i), v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) v[k] = F::pair(F::low(v[k]) * scale[k & 1], F::high(v[k]) * scale[k & 1]);
+      }
       store_tiles(at(dy, i), v[0], v[1], v[2], v[3]);
     }
   }
 
-  // dx of the warp's rows from d x_hat: rstd (g - mean(g) - x_hat mean(g x_hat)), and dy where it was not scaled.
+  // dx of the warp's rows from d x_hat: rstd (g - mean(g) - x_hat mean(g x_hat)), and dy where it is in the tile as it
+  // was.
   __device__ __forceinline__ void finish(const float (&dx_hat)[S::kDim / 2], std::uint32_t (&out)[S::kSteps][4]) const {
     float mean[2] = {0, 0}, mean_x[2] = {0, 0};  // of d x_hat, and of d x_hat x_hat
 #pragma unroll
@@ -142,7 +191,7 @@ struct MlpTile {
     for (int i = 0; i < S::kSteps; ++i) {
       std::uint32_t v[4], y[4] = {0, 0, 0, 0};
       load_tiles(at(x, i), v);
-      if (p.sample_scale == nullptr) load_tiles(at(dy, i), y);
+      if (!kStream && p.sample_scale == nullptr) load_tiles(at(dy, i), y);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int r = k & 1;
@@ -167,6 +216,11 @@ struct MlpTile {
       const int piece = lane + 32 * i, r = piece / S::kRowGroups, c = piece % S::kRowGroups;
       if (token + r >= p.tokens) continue;
       uint4 v = load_shared(x + S::offset(kRows, row0 + r, c));
+      if constexpr (kStream) {
+        const std::int64_t own = std::int64_t{token + r} * S::kDim;
+        store_stream_dx<F>(p.dx, own, p.dy, own, 8 * c, v);
+        continue;
+      }
       if (p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
         const uint4 d = *reinterpret_cast<const uint4*>(from + 16 * piece);
         const auto add = [](std::uint32_t a, std::uint32_t b) {

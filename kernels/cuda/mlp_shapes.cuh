@@ -94,7 +94,8 @@ struct MlpArguments {
   const float* sample_scale;  // null: 1
   Divisor tokens_per_sample;
   float eps;
-  int hidden;  // padded
+  int hidden;   // padded
+  bool stream;  // x and y are float32
 };
 
 struct MlpBackwardArguments {
@@ -108,7 +109,8 @@ struct MlpBackwardArguments {
   Divisor tokens_per_sample;
   float eps;
   int hidden;  // padded
-  int stages;  // of the kernel that computes dx alone
+  int stages;   // of the kernel that computes dx alone
+  bool stream;  // x, dy and dx are float32
 };
 
 }  // namespace axial::kernels::cuda

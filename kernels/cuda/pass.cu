@@ -23,7 +23,7 @@ constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles pa
 
 bool general(const PassProblem& problem) {
   return problem.causal || problem.dropout.p > 0 || problem.projection.p > 0 || problem.rotary != nullptr ||
-         problem.weights.bias != nullptr;
+         problem.weights.bias != nullptr || problem.float32_residual;
 }
 
 bool empty(const PassProblem& problem) { return problem.lines.count() == 0 || problem.lines.length == 0; }
@@ -72,7 +72,6 @@ struct Direction {
 Direction direction_of(const PassProblem& problem, const CardLimits& card, const Status& wgmma,
                        const LinePlan& lines) {
   if (wgmma.ok()) return {Family::kWgmma, {}};
-  if (problem.rotary != nullptr || problem.projection.p > 0) return {Family::kNone, wgmma};
   if (!lines.found || problem.lines.count() > kMaxLines) return {Family::kNone, wgmma};
   if (!problem.portable && lines.tiles > kLineRounds * card.multiprocessors) {
     return {Family::kNone, unsupported(problem, "composed passes are faster on so many lines")};
@@ -89,7 +88,8 @@ Direction backward_of(const PassProblem& problem, const CardLimits& card) {
 Status check_tokens(const PassProblem& problem, const void* data, const std::int64_t (&outer)[kMaxOuter],
                     std::int64_t token, const char* what) {
   const Lines& lines = problem.lines;
-  const std::int64_t unit = problem.dtype == DType::kFloat32 ? 4 : 8;  // elements in 16 bytes
+  // Elements in 16 bytes.
+  const std::int64_t unit = problem.dtype == DType::kFloat32 || problem.float32_residual ? 4 : 8;
   bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (lines.length <= 1 || token % unit == 0);
   for (int i = 0; i < kMaxOuter; ++i) aligned = aligned && (lines.outer[i] <= 1 || outer[i] % unit == 0);
   if (data == nullptr) return failure(Code::kInvalid, "fused pass: %s is null", what);
@@ -153,6 +153,7 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
   o.rotary = static_cast<const float2*>(problem.rotary);
   o.bias = problem.weights.bias;
   o.causal = problem.causal;
+  o.float32_residual = problem.float32_residual;
   a.eps = static_cast<float>(problem.eps);
   return a;
 }
@@ -393,7 +394,8 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       arguments.sample_scale = problem.sample_scale;
       arguments.options = forward.options;
       arguments.eps = forward.eps;
-      arguments.scaled = problem.sample_scale != nullptr || forward.options.projection.threshold != 0;
+      arguments.dy_apart = problem.sample_scale != nullptr || forward.options.projection.threshold != 0 ||
+                           problem.float32_residual;
       arguments.bias_sums = {wants_gradients && plan.bias_stride > 0 ? bias_slabs : nullptr, plan.bias_stride};
     };
     const bool bf16 = problem.dtype == DType::kBFloat16;

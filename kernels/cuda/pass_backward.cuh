@@ -17,6 +17,7 @@
 #include "kernels/cuda/pass_attend_together.cuh"
 #include "kernels/cuda/pass_backward_weights.cuh"
 #include "kernels/cuda/pass_shapes.cuh"
+#include "kernels/cuda/pass_stream.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
@@ -104,6 +105,11 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   const auto group_of = [](const Seat& seat, int j) { return 4 * ((seat.g ^ j) & 1) + seat.t; };
   uint4 xr[8], gr[8];
   const auto load = [&](int tile) {
+    if (kGeneral && p.options.float32_residual) {  // read where it is normalised; what was here need not be kept
+#pragma unroll
+      for (int i = 0; i < 8; ++i) xr[i] = gr[i] = make_uint4(0, 0, 0, 0);
+      return;
+    }
     const Seat seat = seat_now();
     std::int64_t rows[4] = {kNoRow, kNoRow, kNoRow, kNoRow};
     const auto gather = [&](const void* tensor, uint4(&v)[8]) {
@@ -150,7 +156,24 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
     return;
   }
   for (; tile < tiles; tile += step) {
-    {
+    if (kGeneral && p.options.float32_residual) {
+      const Seat seat = seat_now();
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        const int line = line_of(seat, tile, i), position = position_of(seat, i);
+        const auto offset = [&](const TokenStrides& strides) {
+          return line < 0 || position >= geometry.length
+                     ? kNoRow
+                     : line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
+        };
+        const int own = seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g;
+        const float rstd = stream_to_tile<S>(
+            p.x, offset(p.x_strides), p.dy, offset(p.dy_strides), p.eps, L::kDy - L::kX,
+            [&](int j) { return group_of(seat, j); },
+            [&](int, int group) { return base + L::kX + own * 128 + ((group ^ seat.g) << 4); });
+        if (seat.t == 0) reinterpret_cast<float*>(shared + L::kRstd)[own] = rstd;
+      }
+    } else {
       const Seat seat = seat_now();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -186,7 +209,9 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
           store_shared(to + L::kDy, gr[2 * i + j]);
         }
       }
-      if (p.scaled) {  // in a loop of its own: what few runs need must not take registers of all
+    }
+    if (p.dy_apart) {  // in a loop of its own: what few runs need must not take registers of all
+      const Seat seat = seat_now();
 #pragma unroll 1
         for (int i = 0; i < 8; ++i) {
           const int line = line_of(seat, tile, i >> 1), group = group_of(seat, i & 1);
@@ -198,7 +223,6 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
                                    ((group ^ seat.g) << 4);
           store_shared(at, scaled_dy<F, kGeneral>(load_shared(at), scale, p.options, geometry, line,
                                                   position_of(seat, i >> 1), group));
-        }
       }
     }
     wgmma_publish();
@@ -341,7 +365,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         load_tiles(at(late_seat, L::kX, m, 2 * c), x[m][c]);
-        if (!p.scaled) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy[m][c]);
+        if (!p.dy_apart) load_tiles(at(late_seat, L::kDy, m, 2 * c), dy[m][c]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

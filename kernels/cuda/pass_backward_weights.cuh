@@ -5,6 +5,7 @@
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/pass_rows.cuh"
+#include "kernels/cuda/pass_stream.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
@@ -19,7 +20,7 @@ __device__ __forceinline__ void store_dx(std::uint32_t base, const PassBackwardA
   const RowPlace<kStrips> place{p.geometry, 2 * warp + (lane >> 4)};
   const std::uint32_t rows = base + L::kStage + (half * L::kRows + warp * 32) * 128;
   const std::int64_t own = place.offset_of(tile, lane & 15, kGeneral ? p.dx_strides : p.x_strides);
-  if (!p.scaled) {
+  if (!p.dy_apart) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int row = 4 * i + (lane >> 3);
@@ -30,7 +31,7 @@ __device__ __forceinline__ void store_dx(std::uint32_t base, const PassBackwardA
     }
     return;
   }
-  // dy itself is missing: in the tile it is scaled.
+  // dy itself is missing.
   const std::int64_t own_dy = place.offset_of(tile, lane & 15, kGeneral ? p.dy_strides : p.x_strides);
 #pragma unroll 1
   for (int i = 0; i < 8; ++i) {
@@ -38,6 +39,10 @@ __device__ __forceinline__ void store_dx(std::uint32_t base, const PassBackwardA
     const std::int64_t to = __shfl_sync(~0u, own, row), from = __shfl_sync(~0u, own_dy, row);
     if (to == kNoRow) continue;
     const uint4 v = load_shared(rows + row * 128 + ((column ^ (row & 7)) << 4));
+    if (kGeneral && p.options.float32_residual) {
+      store_stream_dx<F>(p.dx, to, p.dy, from, 8 * column, v);
+      continue;
+    }
     const uint4 dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from + 8 * column);
     const auto add = [](std::uint32_t a, std::uint32_t b) {
       return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
@@ -56,6 +61,13 @@ __device__ __forceinline__ void fetch_ahead(const PassBackwardArguments& p, int 
   const std::int64_t x = place.offset_of(tile, lane & 15, p.x_strides);
   if (x == kNoRow) return;
   const std::int64_t dy = kGeneral ? place.offset_of(tile, lane & 15, p.dy_strides) : x;
+  if (kGeneral && p.options.float32_residual) {
+    for (int i = 0; i < S::kDim; i += 32) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.x) + x + i));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.dy) + dy + i));
+    }
+    return;
+  }
   asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const V*>(p.x) + x));
   asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const V*>(p.dy) + dy));
 }

@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(SumArguments p) 
   constexpr int kValues = Slab<kDim>::kValues, kParts = kDim / 64, kBlocks = kTotals<kDim> / kColumns;
   static_assert(kValues % kColumns == 0);
   __shared__ float4 shares[kShares][kColumns / 4];
+  release_next();  // finish_kernel, which waits for us, and so for who is before us
   await_previous();
-  release_next();
   if (blockIdx.x >= kBlocks) return sum_extra<kDim>(p, (static_cast<int>(blockIdx.x) - kBlocks) * kExtraChannels);
   const int column = static_cast<int>(threadIdx.x) % (kColumns / 4),
             share = static_cast<int>(threadIdx.x) / (kColumns / 4);
@@ -130,6 +130,10 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   const int c = static_cast<int>(blockIdx.x) * kOwn, i = static_cast<int>(threadIdx.x), matrix = i / kDim,
             channel = i % kDim, lane = i & 31, warp = i >> 5;
   const PassWeights& w = p.weights;
+  // The weights are older than what we wait for.
+  float weight[kOwn];
+#pragma unroll
+  for (int k = 0; k < kOwn; ++k) weight[k] = w.qkv_weight[i * kDim + c + k];
   await_previous();
   release_next();
   // Sums of d(matrix)[channel] x_hat[column...] (matrix 3: O[channel] dy[column...]); sum of dQ (0), dV (1), dy (2),
@@ -150,10 +154,9 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   float values[2 * kOwn];  // of dgamma and dbeta
 #pragma unroll
   for (int k = 0; k < kOwn; ++k) {
-    const float weight = w.qkv_weight[i * kDim + c + k];
     p.gradients.qkv_weight[i * kDim + c + k] = m[k] * w.norm_weight[c + k] + s * w.norm_bias[c + k];
-    values[k] = weight * m[k];
-    values[kOwn + k] = weight * s;
+    values[k] = weight[k] * m[k];
+    values[kOwn + k] = weight[k] * s;
   }
   if (c == 0 && w.qkv_bias != nullptr) p.gradients.qkv_bias[i] = s;
   if (matrix == 0) {

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/arithmetic.cuh"
 #include "kernels/cuda/pass_attend_short.cuh"
+#include "kernels/cuda/pass_stream.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
@@ -90,8 +91,23 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   const int copy_row = lane / L::kRowGroups, copy_group = lane % L::kRowGroups;
   const int copy_to = late(L::x_offset(copy_row, copy_group));
   const V* copy_from = static_cast<const V*>(p.x) + (own * 16 + copy_row) * p.x_strides.token + 8 * copy_group;
+  // A float32 residual stream is not staged: what becomes of x_hat and of y reads it where it lies.
+  const bool wide = kGeneral && p.options.float32_residual;
+  // The offset of row lane & 15, or kNoRow.
+  [[maybe_unused]] const auto own_row = [&](std::int64_t tile, const TokenStrides& strides) {
+    const std::int64_t line = tile < geometry.tiles ? line_of(tile, slot) : -1;
+    return line < 0 || !in_tile
+               ? kNoRow
+               : line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
+  };
   const auto fetch = [&](std::int64_t tile, std::uint32_t strip) {
-    if (tile < geometry.tiles) {
+    if (wide) {  // to the cache: a lane asks for every other line of a row
+      const std::int64_t from = own_row(tile, p.x_strides);
+      if (from != kNoRow) {
+        for (int i = (lane >> 4) * 32; i < S::kDim; i += 64)
+          asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.x) + from + i));
+      }
+    } else if (tile < geometry.tiles) {
       const std::int64_t stride = p.x_strides.token;
       if (shared_strip) {
         const std::int64_t line = line_of(tile, slot);
@@ -147,7 +163,27 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   float qkv[L::kBuffers][kWidth];
   const int x_tile = late(L::x_offset(lane & 15, lane >> 4)), x_own = late(L::x_offset(g, t));
   V* const y_own = static_cast<V*>(p.y) + (own * 16 + g) * p.y_strides.token;
-  const auto normalise = [&](std::uint32_t from) {
+  const auto normalise = [&](std::uint32_t from, [[maybe_unused]] std::int64_t of_tile) {
+    if constexpr (kGeneral) {
+      if (wide) {
+        const std::int64_t mine = own_row(of_tile, p.x_strides);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const std::int64_t from = __shfl_sync(~0u, mine, g + 8 * r);
+          float v[4 * kDimSteps];
+#pragma unroll
+          for (int i = 0; i < 2 * kDimSteps; ++i) {
+            const float2 pair = stream_pair(p.x, from, 8 * i + 2 * t);
+            v[2 * i] = pair.x;
+            v[2 * i + 1] = pair.y;
+          }
+          normalise_row<S::kDim>(v, p.eps);
+#pragma unroll
+          for (int i = 0; i < 2 * kDimSteps; ++i) x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i], v[2 * i + 1]);
+        }
+        return;
+      }
+    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kDimSteps; ++i) load_tiles(L::x_beside(from + x_tile, 0, 2 * i), x_hat[i]);
@@ -199,7 +235,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   int turn = 0;  // which of the two exchange areas
 
   copy_wait<L::kStages - 1>();
-  normalise(strip);
+  normalise(strip, tile);
   project(0, qkv[0]);
   wgmma_wait<0>();
   wgmma_settle(qkv[0]);
@@ -244,6 +280,15 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     // y = x + s (b + O W_out^T), the sums starting at x + s b; a thread's columns are neighbours (out_column).
     float acc[S::kDim / 2];
     constexpr int kWide = S::kDim / 32;  // blocks of 32 channels, 8 a thread; then one of 16, 4 a thread
+    // Of a row's sums, four neighbouring channels (c[0], c[1], c[4], c[5]) at a time.
+    [[maybe_unused]] const auto for_quads = [t](float* row, auto&& body) {
+#pragma unroll
+      for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+#pragma unroll
+        for (int j = 0; j < (block < kWide ? 4 : 2); j += 2)
+          body(row + 4 * (4 * block + j), 32 * block + (block < kWide ? 8 : 4) * t + 2 * j);
+      }
+    };
     float scale[2] = {1, 1};
     if (p.sample_scale != nullptr) {  // of b and O, so that the sums may start at x
       const std::int64_t line = tile * geometry.lines_per_tile + slot;
@@ -268,24 +313,42 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
     }
     // x as the accumulators lie: [row][block of 32][4 pairs]
+    if constexpr (kGeneral) {
+      if (wide) {
+        const std::int64_t mine = own_row(tile, p.x_strides);
 #pragma unroll
-    for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        std::uint32_t x[4];
-        if (block < kWide) {
-          const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
-          x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-        } else {
-          const uint2 v = *reinterpret_cast<const uint2*>(
-              shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
-          x[0] = v.x, x[1] = v.y;
+        for (int r = 0; r < 2; ++r) {
+          const std::int64_t from = __shfl_sync(~0u, mine, g + 8 * r);
+          for_quads(acc + 2 * r, [&](float* c, int channel) {
+            const float4 x = stream_quad(p.x, from, channel);
+            c[0] = fmaf(c[0], scale[r], x.x);
+            c[1] = fmaf(c[1], scale[r], x.y);
+            c[4] = fmaf(c[4], scale[r], x.z);
+            c[5] = fmaf(c[5], scale[r], x.w);
+          });
         }
+      }
+    }
+    if (!wide) {
 #pragma unroll
-        for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
-          float* c = acc + 4 * (4 * block + j) + 2 * r;
-          c[0] = fmaf(c[0], scale[r], F::low(x[j]));
-          c[1] = fmaf(c[1], scale[r], F::high(x[j]));
+      for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          std::uint32_t x[4];
+          if (block < kWide) {
+            const uint4 v = load_shared(L::x_beside(strip + x_own, 8 * r, 4 * block));
+            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+          } else {
+            const uint2 v = *reinterpret_cast<const uint2*>(
+                shared + (strip - base) + L::x_offset(g + 8 * r, 4 * block + (t >> 1)) + 8 * (t & 1));
+            x[0] = v.x, x[1] = v.y;
+          }
+#pragma unroll
+          for (int j = 0; j < (block < kWide ? 4 : 2); ++j) {
+            float* c = acc + 4 * (4 * block + j) + 2 * r;
+            c[0] = fmaf(c[0], scale[r], F::low(x[j]));
+            c[1] = fmaf(c[1], scale[r], F::high(x[j]));
+          }
         }
       }
     }
@@ -309,29 +372,23 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const V* x = static_cast<const V*>(p.x) + __shfl_sync(~0u, from, g + 8 * r);
+        const std::int64_t row = __shfl_sync(~0u, from, g + 8 * r);
         const std::uint64_t token = __shfl_sync(~0u, number, g + 8 * r);
-        const auto drop = [&](float* c, std::uint32_t pair, std::uint32_t word, int byte) {
-          const float low = F::low(pair), high = F::high(pair);
+        const auto drop = [&](float* c, float low, float high, std::uint32_t word, int byte) {
           c[0] = keeps_byte(word, byte, dropout.threshold) ? fmaf(c[0] - low, dropout.scale, low) : low;
           c[1] = keeps_byte(word, byte + 1, dropout.threshold) ? fmaf(c[1] - high, dropout.scale, high) : high;
         };
 #pragma unroll
         for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
           float* c = acc + 16 * block + 2 * r;
-          if (block < kWide) {
-            const uint4 v = *reinterpret_cast<const uint4*>(x + 32 * block + 8 * t);
-            const uint2 draws = branch_draws(key, token, 4 * block + t);
-            drop(c, v.x, draws.x, 0);
-            drop(c + 4, v.y, draws.x, 2);
-            drop(c + 8, v.z, draws.y, 0);
-            drop(c + 12, v.w, draws.y, 2);
-          } else {
-            const uint2 v = *reinterpret_cast<const uint2*>(x + 32 * block + 4 * t),
-                        draws = branch_draws(key, token, 4 * block + (t >> 1));
-            const std::uint32_t word = (t & 1) != 0 ? draws.y : draws.x;
-            drop(c, v.x, word, 0);
-            drop(c + 4, v.y, word, 2);
+          const int channel = 32 * block + (block < kWide ? 8 : 4) * t;
+          const uint2 draws = branch_draws(key, token, channel >> 3);
+#pragma unroll
+          for (int j = 0; j < (block < kWide ? 4 : 2); j += 2) {  // four channels
+            const float4 x = four_channels<F>(p.x, row, channel + 2 * j, wide);
+            const std::uint32_t word = (block < kWide ? j != 0 : (t & 1) != 0) ? draws.y : draws.x;
+            drop(c + 4 * j, x.x, x.y, word, 0);
+            drop(c + 4 * j + 4, x.z, x.w, word, 2);
           }
         }
       }
@@ -365,6 +422,15 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       for (int r = 0; r < 2; ++r) {
         V* const y = out[r];
         if (y == nullptr) continue;
+        if constexpr (kGeneral) {
+          if (wide) {
+            float* const row = static_cast<float*>(p.y) + (y - static_cast<V*>(p.y));
+            for_quads(acc + 2 * r, [row](const float* c, int channel) {
+              *reinterpret_cast<float4*>(row + channel) = make_float4(c[0], c[1], c[4], c[5]);
+            });
+            continue;
+          }
+        }
 #pragma unroll
         for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
           const float* c = acc + 16 * block + 2 * r;
@@ -390,7 +456,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       wgmma_settle(acc);
       store();
     }
-    normalise(strip);
+    normalise(strip, tile + step);
     project(0, qkv[0]);
     if constexpr (L::kOverlap) {
       wgmma_wait<1>();

@@ -14,7 +14,7 @@ namespace {
 template <class Body>
 LinePlan plan_lines(const PassProblem& problem, const CardLimits& card, Body&& body) {
   LinePlan plan;
-  if (problem.lines.length > kMaxPassLength) return plan;
+  if (problem.lines.length > kMaxPassLength || problem.float32_residual) return plan;
   plan.pitch = static_cast<int>((problem.lines.length + 15) / 16 * 16);
   plan.lines_per_tile = plan.pitch == 16 ? 2 : 1;
   const std::int64_t lines = problem.lines.count();
@@ -50,6 +50,14 @@ LineArguments arguments_of(const PassProblem& problem, const LinePlan& plan) {
     a.dropout = {rate.threshold, Real(rate.scale), problem.dropout.rng, problem.dropout.stream,
                  problem.dropout.first_line * problem.heads};
   }
+  const DropoutRate branch = dropout_rate(problem.projection.p);
+  if (problem.projection.p > 0) {
+    a.projection = {problem.projection.rng, problem.projection.stream, problem.projection.first_line,
+                    branch.threshold, static_cast<float>(branch.scale)};
+    a.token_numbers = {{problem.projection_outer[0], problem.projection_outer[1], problem.projection_outer[2]},
+                       problem.projection_token};
+  }
+  a.rotary = static_cast<const float2*>(problem.rotary);
   const double scale = 1 / std::sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads));
   a.eps = static_cast<float>(problem.eps);
   a.scale = static_cast<float>(scale);

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/fragment.cuh"
-#include "kernels/cuda/pass_shapes.cuh"
+#include "kernels/cuda/pass_rotary.cuh"
 #include "kernels/cuda/tile.cuh"
 #include "kernels/pass.h"
 
@@ -26,15 +26,19 @@ struct LineArguments {
   const float* sample_scale;  // null: 1
   float* slabs;               // backward: [blocks][LineShape::slab()], overwritten; null: dx alone
   Masking dropout;
+  PassDropout projection;
+  TokenStrides token_numbers;  // of projection's draws
+  const float2* rotary;        // [L, d/2] cosine, sine; null: none
   float eps, scale, logit_scale;  // 1/sqrt(d); times log2(e)
   bool causal;
   int group;  // backward: heads whose probabilities are in shared memory at a time
 };
 
-// Where the rows of a tile lie, in x, in y or dx, and in dy (kNoRow: padding), and s_b of their samples.
+// Where the rows of a tile lie, in x, in y or dx, and in dy (kNoRow: padding), their numbers among the tokens, and s_b of
+// their samples.
 struct LineTable {
   static constexpr int kRows = 64;
-  std::int64_t x[kRows], y[kRows], dy[kRows];
+  std::int64_t x[kRows], y[kRows], dy[kRows], number[kRows];
   float scale[kRows];
 };
 
@@ -163,6 +167,7 @@ __device__ __forceinline__ void place_line_rows(const LineArguments& p, int tile
     table.x[row] = offset(p.x_strides);
     table.y[row] = offset(p.y_strides);
     table.dy[row] = offset(p.dy_strides);
+    if (p.projection.threshold != 0) table.number[row] = p.projection.first_line + offset(p.token_numbers);
     table.scale[row] =
         token && p.sample_scale != nullptr ? p.sample_scale[g.extent1.divide(g.extent2.divide(number))] : 1.f;
   }
@@ -260,7 +265,22 @@ __device__ __forceinline__ void normalise_line_rows(const LineArguments& p, cons
   }
 }
 
-// Columns 8 kColumns `columns` .. of Q, K, V for the 16 rows of a strip: z W_qkv^T + b_qkv.
+// The two channels of a head from 8 n + 2t on, of rows g and g + 8 of a strip, by the angles of their positions, or back by
+// them.
+template <class S, bool kBack>
+__device__ __forceinline__ void turn_line_tile(const LineArguments& p, int strip, int channel, float (&c)[4]) {
+  const int first = (p.geometry.lines_per_tile == 1 ? strip * 16 : 0) + (lane_id() >> 2);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int position = min(first + 8 * r, p.geometry.length - 1);  // the last one's, where it is padding
+    const float2 angle = rotary_angle<S>(p.rotary, position, channel + 2 * (lane_id() & 3)),
+                 v = make_float2(c[2 * r], c[2 * r + 1]), turned = kBack ? turn_back(v, angle) : turn(v, angle);
+    c[2 * r] = turned.x;
+    c[2 * r + 1] = turned.y;
+  }
+}
+
+// Columns 8 kColumns `columns` .. of Q, K, V for the 16 rows of a strip: z W_qkv^T + b_qkv, Q and K turned.
 template <class S, int kUnroll>
 __device__ __forceinline__ void project_line_strip(const LineArguments& p, const typename S::Value* weights,
                                                    const typename S::Value* z, typename S::Value* qkv, int rows,
@@ -276,6 +296,10 @@ __device__ __forceinline__ void project_line_strip(const LineArguments& p, const
       const float* bias = p.weights.qkv_bias + first + n * 8 + 2 * (lane_id() & 3);
       c[n][0] += bias[0], c[n][1] += bias[1], c[n][2] += bias[0], c[n][3] += bias[1];
     }
+  }
+  if (p.rotary != nullptr && first < 2 * S::kDim) {
+#pragma unroll
+    for (int n = 0; n < S::kColumns; ++n) turn_line_tile<S, false>(p, strip, (first + n * 8) % S::kHeadDim, c[n]);
   }
   typename S::Value* at = qkv + (first / S::kDim) * rows * S::kLd + strip * 16 * S::kLd + first % S::kDim;
   store_tile<E, S::kColumns>(at, S::kLd, c);

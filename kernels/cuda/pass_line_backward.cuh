@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_line_sums(const LineTiles<S>& tiles, int whi
   *at = make_float2(at->x + x, at->y + y);
 }
 
-// dY = s_b dy, and its sums.
+// dY = s_b drop(dy), and its sums.
 template <class S>
 __device__ __forceinline__ void load_line_gradients(const LineArguments& p, const LineRows& place,
                                                     const LineTiles<S>& tiles) {
@@ -56,6 +56,14 @@ __device__ __forceinline__ void load_line_gradients(const LineArguments& p, cons
       const float scale = place.table.scale[row];
       value[i] = channels.load(p.dy, offset);
       value[i].x *= scale, value[i].y *= scale;
+      if (p.projection.threshold != 0 && channels.own) {
+        const uint2 draws = branch_draws(branch_key(p.projection), static_cast<std::uint64_t>(place.table.number[row]),
+                                         channels.channel / 8);
+        const std::uint32_t word = channels.channel % 8 < 4 ? draws.x : draws.y;
+        const int byte = channels.channel % 4;
+        value[i].x = keeps_byte(word, byte, p.projection.threshold) ? value[i].x * p.projection.scale : 0;
+        value[i].y = keeps_byte(word, byte + 1, p.projection.threshold) ? value[i].y * p.projection.scale : 0;
+      }
     }
 #pragma unroll
     for (int i = 0; i < kLineRows; ++i) {
@@ -330,6 +338,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_backward_kernel(const __g
       });
       __syncthreads();
       each([&](int m, int strip, int head, int, auto& sum) {
+        if (m < 2 && p.rotary != nullptr) {  // the gradients of what was turned
+#pragma unroll
+          for (int n = 0; n < S::kHeadDim / 8; ++n) turn_line_tile<S, true>(p, strip, n * 8, sum[n]);
+        }
         const float scale = m == 2 ? p.dropout.scale.single : 1.f;  // of P, which is stored without it
         store_tile<E, S::kHeadDim / 8>(tiles.q + m * matrix + strip * 16 * S::kLd + head * S::kHeadDim, S::kLd, sum,
                                        scale, scale);

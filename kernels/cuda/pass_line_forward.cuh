@@ -46,7 +46,7 @@ __device__ __forceinline__ void line_attention(const LineArguments& p, const Lin
                                  factor.y * p.dropout.scale.single);
 }
 
-// Columns 8 kTiles `columns` .. of y for 16 rows: x + s_b (O W_out^T + b_out).
+// Columns 8 kTiles `columns` .. of y for 16 rows: x + s_b drop(O W_out^T + b_out).
 template <class S>
 __device__ __forceinline__ void line_output(const LineArguments& p, const LineRows& place,
                                             const typename S::Value* weights, const typename S::Value* o, int strip,
@@ -82,6 +82,21 @@ __device__ __forceinline__ void line_output(const LineArguments& p, const LineRo
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (to[half] == kNoRow) continue;
+    if (p.projection.threshold != 0) {
+      const auto token = static_cast<std::uint64_t>(place.table.number[strip * 16 + g + half * 8]);
+      const std::uint64_t key = branch_key(p.projection);
+#pragma unroll
+      for (int n = 0; n < E::kTiles; ++n) {
+        const uint2 draws = branch_draws(key, token, first / 8 + n);
+        const std::uint32_t word = t < 2 ? draws.x : draws.y;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {  // what is dropped has neither a product nor a bias
+          const bool kept = keeps_byte(word, 2 * (t & 1) + e, p.projection.threshold);
+          float &product = c[n][2 * half + e], b = e == 0 ? bias[n].x : bias[n].y;
+          product = kept ? (product + b) * p.projection.scale - b : -b;
+        }
+      }
+    }
 #pragma unroll
     for (int n = 0; n < E::kTiles; ++n) {
       store_pair<E>(static_cast<Value*>(p.y) + to[half] + first + n * 8 + 2 * t,

@@ -121,6 +121,7 @@ struct PassOptions {
   const float2* rotary;        // [L, d/2] cosine, sine; null: none
   const float* bias;           // [heads, 2L-1]; null: none
   bool causal;
+  bool float32_residual;  // x, y, dy and dx are float32
 };
 
 struct PassArguments {
@@ -156,7 +157,8 @@ struct PassBackwardArguments {
   const float* sample_scale;
   PassOptions options;
   float eps;
-  bool scaled;  // dy reaches the branch by a sample's scale or without some channels: in the tiles it is another one
+  // dx adds dy from memory: in the tiles it is scaled by sample, lacks some channels or is rounded.
+  bool dy_apart;
 };
 
 // --- Backward --------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ struct PassSplitArguments {
   const float* sample_scale;
   PassOptions options;
   float eps;
-  bool scaled;       // as in PassBackwardArguments
+  bool dy_apart;     // as in PassBackwardArguments
   bool same_layout;  // dy as x
 };
 

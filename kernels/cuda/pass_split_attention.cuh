@@ -13,6 +13,7 @@
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/pass_attend_backward.cuh"
 #include "kernels/cuda/pass_rows.cuh"
+#include "kernels/cuda/pass_stream.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
@@ -88,7 +89,13 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   // registers allow it, else behind it.
   constexpr bool kEarly = kSplit == 1 && !kGeneral;
   uint4 xr[4 * kBlocks], gr[4 * kBlocks];
+  const bool wide = kGeneral && p.options.float32_residual;  // read where it is normalised
   const auto load = [&](int tile) {
+    if (wide) {  // what was here need not be kept
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) xr[i] = gr[i] = make_uint4(0, 0, 0, 0);
+      return;
+    }
     const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;
     const RowPlace<kStrips> place{geometry, late(this_warp)};
 #pragma unroll
@@ -120,15 +127,31 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
       if (!kEarly && tile + step < p.last_tile) {  // the next tile is on its way to the cache meanwhile
         const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
         if (next != kNoRow) {
-          const V* row = static_cast<const V*>(lane < 16 ? p.x : p.dy) + next;
-#pragma unroll
-          for (int b = 0; b < kBlocks; ++b) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 64 * b));
+          const char* row = static_cast<const char*>(lane < 16 ? p.x : p.dy) + next * (wide ? 4 : 2);
+          for (int b = 0; b < (wide ? 2 : 1) * kBlocks; ++b)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * b));
         }
       }
       if (leads) bulk_wait_read();  // of the tile before
       meet();
+      const auto keep_rstd = [&](int row, float rstd) {
+        if (part == 0 && t == 0) reinterpret_cast<float*>(scratch_of(tile) + L::kTileImages * L::kImage)[row] = rstd;
+      };
+      if (wide) {
+#pragma unroll 1
+        for (int r = 0; r < 2; ++r) {
+          const int row = 16 * late(this_warp) + g + 8 * r;
+          const float rstd = stream_to_tile<S>(
+              p.x, place.offset_of(tile, g + 8 * r, p.x_strides), p.dy, place.offset_of(tile, g + 8 * r, p.dy_strides),
+              p.eps, L::kDy - L::kX, group, [&](int block, int in_block) {
+                return base + L::kX + block * L::kImage + row * 128 + ((in_block ^ (g & 7)) << 4);
+              });
+          keep_rstd(row, rstd);
+        }
+      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        if (wide) break;
         const auto word = [&](int k) -> std::uint32_t& {
           return reinterpret_cast<std::uint32_t*>(&xr[2 * kBlocks * r + (k >> 2)])[k & 3];
         };
@@ -153,7 +176,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
         const int row = 16 * late(this_warp) + g + 8 * r;
-        if (part == 0 && t == 0) reinterpret_cast<float*>(scratch_of(tile) + L::kTileImages * L::kImage)[row] = rstd;
+        keep_rstd(row, rstd);
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
           const std::uint32_t to = base + (i >> 1) * L::kImage + row * 128 + ((group(i & 1) ^ (g & 7)) << 4);
@@ -161,7 +184,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           store_shared(to + L::kDy, gr[2 * kBlocks * r + i]);
         }
       }
-      if (p.scaled) {  // in a loop of its own: what few runs need must not take registers of all
+      if (p.dy_apart) {  // in a loop of its own: what few runs need must not take registers of all
 #pragma unroll 1
         for (int i = 0; i < 4 * kBlocks; ++i) {
           const int r = i / (2 * kBlocks), own = g + 8 * r, block = i % (2 * kBlocks) >> 1;

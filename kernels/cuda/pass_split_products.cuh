@@ -9,6 +9,7 @@
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/pass_rows.cuh"
+#include "kernels/cuda/pass_stream.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
@@ -105,20 +106,25 @@ __global__ void __launch_bounds__(kProductThreads, 1)
           const auto put = [&](std::int64_t to, const uint4& v) {
             if (to != kNoRow) *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;
           };
-          if (!p.scaled) {
+          if (!p.dy_apart) {
             constexpr int kTurns = (64 + kRows - 1) / kRows;
 #pragma unroll 4
             for (int k = 0; k < kTurns; ++k) {
               const int row = thread / kGroups + k * kRows;
               put(row < 64 ? places[row] : kNoRow, value(row & 63));
             }
-          } else {  // and dy itself: in scratch it is scaled
+          } else {  // and dy itself
 #pragma unroll 1
             for (int row = thread / kGroups; row < 64; row += kRows) {
               const std::int64_t to = places[row];
               if (to == kNoRow) continue;
-              const uint4 v = value(row), dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) +
-                                                                               place_of(row, p.dy_strides) + 8 * c);
+              const std::int64_t from = place_of(row, p.dy_strides);
+              if (p.options.float32_residual) {
+                store_stream_dx<F>(p.dx, to, p.dy, from, 8 * c, value(row));
+                continue;
+              }
+              const uint4 v = value(row),
+                          dy = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from + 8 * c);
               const auto add = [](std::uint32_t a, std::uint32_t b) {
                 return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));
               };
@@ -294,7 +300,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       for (int i = 0; i < kTiles; ++i) {
         std::uint32_t x[4], dy[4] = {0, 0, 0, 0}, out[4];
         load_tiles(at(i), x);
-        if (!p.scaled) load_tiles(at(i) + to_dy, dy);
+        if (!p.dy_apart) load_tiles(at(i) + to_dy, dy);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int r = j & 1;

@@ -76,27 +76,27 @@ TEST_P(Resume, IsBitEqualToTheRunThatNeverStopped) {
 
 INSTANTIATE_TEST_SUITE_P(
     Options, Resume,
-    testing::Values(std::vector<std::string>{"optim.name=adamw"},
-                    std::vector<std::string>{"optim.name=muon", "train.accumulate=4"},
-                    std::vector<std::string>{"optim.name=muon", "optim.layer_decay=0.7", "train.freeze=stem,norm",
-                                             "train.keep_best=2", "train.patience=2", "train.eval_metric=loss"},
-                    std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "optim.nesterov=true",
-                                             "augment.flip=true", "augment.erase=0.5", "train.precision=bfloat16"},
-                    std::vector<std::string>{"augment.mixup=0.8", "augment.cutmix=1", "augment.mix_probability=0.9",
-                                             "train.accumulate=2", "augment.trivial=true",
-                                             "augment.alternate_flip=true"},
-                    // the first updates overflow and are skipped, some of them before the stop
-                    std::vector<std::string>{"optim.name=muon", "train.precision=float16", "train.accumulate=2",
-                                             "train.loss_scale=16777216", "model.head_dropout=0.1"},
-                    std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1",
-                                             "model.projection_dropout=0.1", "optim.name=muon",
-                                             "optim.layer_decay=0.8"},
-                    std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
-                    std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true",
-                                             "optim.name=muon", "optim.layer_decay=0.7"},
-                    std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
-                    std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
-                    std::vector<std::string>{"train.device=cuda"}));
+    testing::Values(
+        std::vector<std::string>{"optim.name=adamw"},
+        std::vector<std::string>{"optim.name=muon", "train.accumulate=4"},
+        std::vector<std::string>{"optim.name=muon", "optim.layer_decay=0.7", "train.freeze=stem,norm",
+                                 "train.keep_best=2", "train.patience=2", "train.eval_metric=loss"},
+        std::vector<std::string>{"optim.name=sgd", "optim.lr=0.05", "optim.nesterov=true", "augment.flip=true",
+                                 "augment.erase=0.5", "train.precision=bfloat16"},
+        std::vector<std::string>{"augment.mixup=0.8", "augment.cutmix=1", "augment.mix_probability=0.9",
+                                 "train.accumulate=2", "augment.trivial=true", "augment.alternate_flip=true"},
+        // the first updates overflow and are skipped, some of them before the stop
+        std::vector<std::string>{"optim.name=muon", "train.precision=float16", "train.accumulate=2",
+                                 "train.loss_scale=16777216", "model.head_dropout=0.1"},
+        std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1", "model.projection_dropout=0.1",
+                                 "optim.name=muon", "optim.layer_decay=0.8"},
+        std::vector<std::string>{"model.float32_residual=true", "train.precision=bfloat16", "optim.name=muon"},
+        std::vector<std::string>{"model.backend=reference", "data.validation_fraction=0.2"},
+        std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true", "optim.name=muon",
+                                 "optim.layer_decay=0.7"},
+        std::vector<std::string>{"train.device=cuda", "optim.name=muon", "train.precision=bfloat16"},
+        std::vector<std::string>{"train.device=cuda", "train.precision=float16"},
+        std::vector<std::string>{"train.device=cuda"}));
 
 // Steps that are replayed as CUDA graphs are the steps that are not.
 class Replayed : public ProgramTest, public testing::WithParamInterface<std::vector<std::string>> {};
@@ -141,6 +141,8 @@ INSTANTIATE_TEST_SUITE_P(
                     // a width and a type that have fused kernels
                     std::vector<std::string>{"model.dim=[64,64]", "model.heads=[4,4]", "model.relative_bias=false",
                                              "train.precision=bfloat16"},
+                    std::vector<std::string>{"model.dim=[64,64]", "model.heads=[4,4]", "model.float32_residual=true",
+                                             "train.precision=float16"},
                     std::vector<std::string>{"model.position_sensitive=true", "model.mlp_conv=true",
                                              "train.precision=bfloat16"},
                     std::vector<std::string>{"model.rotary=true", "model.layer_scale=0.1",

@@ -47,11 +47,11 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
   for (const char* precision : {"float32", "bfloat16", "float16"}) {
     for (const char* bias : {"true", "false"}) {
       const std::string rate = bias == std::string("true") ? "0.1" : "0";
-      const app::Config config =
-          with({std::string("train.precision=") + precision, "train.self_check=always",
-                std::string("model.relative_bias=") + bias, std::string("model.rotary=") + bias,
-                std::string("model.position_sensitive=") + bias, std::string("model.mlp_conv=") + bias,
-                "model.layer_scale=" + rate, "model.projection_dropout=" + rate});
+      const app::Config config = with(
+          {std::string("train.precision=") + precision, "train.self_check=always",
+           std::string("model.relative_bias=") + bias, std::string("model.rotary=") + bias,
+           std::string("model.float32_residual=") + bias, std::string("model.position_sensitive=") + bias,
+           std::string("model.mlp_conv=") + bias, "model.layer_scale=" + rate, "model.projection_dropout=" + rate});
       const std::string said = app::self_check(config, grid, at::kCPU);
       EXPECT_EQ(said.rfind("self-check: kernels agree with the reference (3 cases, ", 0), 0u) << said;
       try {

@@ -26,18 +26,21 @@ constexpr float* MlpGradients::*kGradients[kParameterCount] = {
 struct MlpCase {
   std::int64_t tokens = 300, dim = 64, hidden = 128;
   DType dtype = DType::kBFloat16;
+  bool float32_residual = false;
   std::int64_t tokens_per_sample = 0;  // 0: no sample scale
   // x is `gain` times a normal number and eps 1e-5 gain^2: with a small gain the residual vanishes beside the branch.
   double gain = 1;
   double up_gain = 1;  // of u's deviation
   double dy_gain = 1;  // float16 ends at 65504, and gradients through a small x are large
   bool in_place = false;  // dx over dy
+  double offset = 0.3;    // of x, in gains
   std::uint64_t seed = 1;
 
   std::string describe() const {
-    return std::to_string(tokens) + " tokens, D " + std::to_string(dim) + ", hidden " + std::to_string(hidden) + ", " +
-           name(dtype) + ", tokens a sample " + std::to_string(tokens_per_sample) + ", gain " + std::to_string(gain) +
-           ", up gain " + std::to_string(up_gain) + (in_place ? ", in place" : "") + ", seed " + std::to_string(seed);
+    return std::to_string(tokens) + " tokens, D " + std::to_string(dim) + ", hidden " + std::to_string(hidden) +
+           ", " + name(dtype) + (float32_residual ? ", float32 residual" : "") + ", tokens a sample " +
+           std::to_string(tokens_per_sample) + ", gain " + std::to_string(gain) + ", up gain " +
+           std::to_string(up_gain) + (in_place ? ", in place" : "") + ", seed " + std::to_string(seed);
   }
 };
 
@@ -120,9 +123,9 @@ class MlpRun {
     tokens_.outer[0] = c.tokens;
     tokens_.length = 1;
     tokens_.head_dim = c.dim;
-    tokens_.dtype = c.dtype;
+    tokens_.dtype = c.float32_residual ? DType::kFloat32 : c.dtype;
     operands_ = make_operands(tokens_, Layout::kContiguous, 4);
-    set_values(tokens_, operands_[0], normals(c.tokens * c.dim, 0.3 * c.gain, c.gain), in.x);
+    set_values(tokens_, operands_[0], normals(c.tokens * c.dim, c.offset * c.gain, c.gain), in.x);
     set_values(tokens_, operands_[1], normals(c.tokens * c.dim, 0, c.dy_gain), in.dy);
     if (c.tokens_per_sample > 0) {
       in.scale = normals((c.tokens + c.tokens_per_sample - 1) / c.tokens_per_sample, 1, 0.5);
@@ -140,6 +143,7 @@ class MlpRun {
     problem.dim = c.dim;
     problem.hidden = c.hidden;
     problem.dtype = c.dtype;
+    problem.float32_residual = c.float32_residual;
     problem.eps = 1e-5 * c.gain * c.gain;
     for (int i = 0; i < kParameterCount; ++i) problem.weights.*kWeights[i] = floats(in.parameters[i]);
     if (!in.scale.empty()) problem.sample_scale = floats(in.scale);
@@ -184,7 +188,8 @@ class MlpRun {
  private:
   char* address(int operand) {
     const Operand& o = operands_[static_cast<std::size_t>(operand)];
-    return static_cast<char*>(device_.put(o.buffer)) + o.offset * static_cast<std::int64_t>(element_size(case_.dtype));
+    return static_cast<char*>(device_.put(o.buffer)) +
+           o.offset * static_cast<std::int64_t>(element_size(tokens_.dtype));
   }
   std::shared_ptr<Bytes> sentinels(std::size_t bytes) { return std::make_shared<Bytes>(bytes, kSentinel); }
   const float* floats(const std::vector<double>& values) {
@@ -260,6 +265,9 @@ TEST_F(Mlp, MatchesFloat64) {
         c.tokens_per_sample = tokens == 63 ? 10 : 0;
         c.in_place = tokens == 64;
         EXPECT_EQ(check(c), "");
+        c.float32_residual = true;
+        c.offset = tokens == 400 ? 50 : 0.3;
+        EXPECT_EQ(check(c), "");
       }
     }
   }
@@ -274,6 +282,8 @@ TEST_F(Mlp, ManyTiles) {
       c.dim = dim;
       c.hidden = 2 * dim;
       c.tokens_per_sample = tokens_per_sample;
+      EXPECT_EQ(check(c), "");
+      c.float32_residual = true;
       EXPECT_EQ(check(c), "");
     }
   }

@@ -52,12 +52,13 @@ std::string PassCase::describe() const {
   const auto layout = [&](TokenLayout l) { return names[static_cast<int>(l)]; };
   std::ostringstream text;
   text << "outer " << outer[0] << "x" << outer[1] << "x" << outer[2] << " L " << length << " D " << dim << " heads "
-       << heads << " " << name(dtype) << (causal ? " causal" : "") << (qkv_bias ? " qkv bias" : "")
-       << (bias ? " bias" : "") << (sample_scale ? " sample scale" : "") << (rotary ? " rotary" : "") << " dropout "
-       << dropout << " of the branch " << projection << (numbers == TokenNumbers::kColumns ? " by columns" : "")
-       << " x " << x_offset << " + " << x_gain << " n, dy " << dy_gain << " n, gains " << score_gain << " "
-       << out_gain << " x " << layout(x) << " y " << layout(y) << " dy " << layout(dy) << " dx " << layout(dx)
-       << " shift " << shift << " " << token_shift << " seed " << seed;
+       << heads << " " << name(dtype) << (float32_residual ? " float32 residual" : "") << (causal ? " causal" : "")
+       << (qkv_bias ? " qkv bias" : "") << (bias ? " bias" : "") << (sample_scale ? " sample scale" : "")
+       << (rotary ? " rotary" : "") << " dropout " << dropout << " of the branch " << projection
+       << (numbers == TokenNumbers::kColumns ? " by columns" : "") << " x " << x_offset << " + " << x_gain
+       << " n, dy " << dy_gain << " n, gains " << score_gain << " " << out_gain << " x " << layout(x) << " y "
+       << layout(y) << " dy " << layout(dy) << " dx " << layout(dx) << " shift " << shift << " " << token_shift
+       << " seed " << seed;
   return text.str();
 }
 
@@ -74,7 +75,7 @@ Case PassCase::tokens() const {
   c.length = length;
   c.heads = 1;
   c.head_dim = dim;
-  c.dtype = dtype;
+  c.dtype = stored();
   c.shift = token_shift;
   return c;
 }
@@ -131,14 +132,14 @@ Operand make_tokens(const PassCase& c, TokenLayout layout) {
     case TokenLayout::kExpanded:
       Operand one = make_operands(tokens, Layout::kContiguous, 1)[0];
       one.strides = {};
-      one.buffer = sentinel_buffer(c.dim + 2 * kMargin, element_size(c.dtype));
+      one.buffer = sentinel_buffer(c.dim + 2 * kMargin, element_size(c.stored()));
       return one;
   }
   // Columns with their padding taken out.
   Operand columns = make_operands(tokens, Layout::kQkvColumns, 1)[0];
   for (std::int64_t& stride : columns.strides.outer_stride) stride /= 3;
   columns.strides.token_stride /= 3;
-  columns.buffer = sentinel_buffer(lines_of(tokens) * c.length * c.dim + 2 * kMargin, element_size(c.dtype));
+  columns.buffer = sentinel_buffer(lines_of(tokens) * c.length * c.dim + 2 * kMargin, element_size(c.stored()));
   return columns;
 }
 
@@ -297,6 +298,7 @@ PassCase random_pass_case(std::uint64_t seed) {
   if (random.one_in(4)) c.projection = static_cast<double>(random.below(6) + 1) / 10;
   if (random.one_in(2)) c.numbers = TokenNumbers::kColumns;
   c.first_token = random.below(std::int64_t{1} << 34);
+  c.float32_residual = random.one_in(5);
   return c;
 }
 
@@ -307,6 +309,7 @@ PassCase random_line_case(std::uint64_t seed) {
   c.dtype = random.of(types);
   if (random.one_in(2)) c.math = Math::kTF32;
   c.portable = true;
+  c.float32_residual = false;
   const PassWidth width = random.of(kLineWidths);
   c.dim = width.dim;
   c.heads = width.heads;
@@ -321,6 +324,7 @@ PassCase random_cpu_pass_case(std::uint64_t seed) {
   Random random(seed + 3000017);
   const DType types[] = {DType::kFloat64, DType::kFloat32, DType::kFloat32, DType::kBFloat16, DType::kFloat16};
   c.dtype = random.of(types);
+  c.float32_residual = false;
   c.heads = random.below(5) + 1;
   c.dim = c.heads * (random.below(random.one_in(3) ? 40 : 16) + 1);
   if (random.one_in(3)) {

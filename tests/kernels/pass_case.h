@@ -37,6 +37,7 @@ struct PassCase {
   std::int64_t length = 16;
   std::int64_t dim = 64, heads = 4;
   DType dtype = DType::kBFloat16;
+  bool float32_residual = false;  // of 16-bit types
   Math math = Math::kStrict;
   bool portable = false;
   bool causal = false, qkv_bias = false, bias = false, sample_scale = false;
@@ -61,6 +62,7 @@ struct PassCase {
   std::string describe() const;
   Lines lines() const;
   double eps() const { return 1e-5 * x_gain * x_gain; }
+  DType stored() const { return float32_residual ? DType::kFloat32 : dtype; }  // of x, y, dy and dx
   Case tokens() const;  // x, y, dy or dx as a tensor of attention_case.h
   std::int64_t token_count() const { return lines().count() * length; }
   // Both dropouts; rng: the random state, where it is wanted.

@@ -269,6 +269,11 @@ TEST(CpuPass, WhatIsRefusedNamesTheReason) {
   refused(Code::kUnsupported, {"0 heads"}, [](CpuPass& p) { p.problem.heads = 0; });
   // With the weights of another type.
   refused(Code::kInvalid, {"float64", "4-byte"}, [](CpuPass& p) { p.problem.dtype = DType::kFloat64; });
+  refused(Code::kInvalid, {"float32 residual", "float32"}, [](CpuPass& p) { p.problem.float32_residual = true; });
+  refused(Code::kUnsupported, {"float32 residual"}, [](CpuPass& p) {
+    p.problem.dtype = DType::kBFloat16;
+    p.problem.float32_residual = true;
+  });
   refused(Code::kInvalid, {"extent", "-1"}, [](CpuPass& p) { p.problem.lines.outer[1] = -1; });
   refused(Code::kInvalid, {"length", "-3"}, [](CpuPass& p) { p.problem.lines.length = -3; });
   refused(Code::kInvalid, {"eps"}, [](CpuPass& p) { p.problem.eps = -1; });

@@ -21,7 +21,7 @@ T tokens_of(const PassCase& c, const Operand& operand, DeviceBuffers& device, bo
   std::copy(operand.strides.outer_stride, operand.strides.outer_stride + kMaxOuter, tokens.outer_stride);
   tokens.token_stride = operand.strides.token_stride;
   tokens.data = static_cast<std::uint8_t*>(device.put(operand.buffer, fill)) +
-                operand.offset * static_cast<std::int64_t>(element_size(c.dtype));
+                operand.offset * static_cast<std::int64_t>(element_size(c.stored()));
   return tokens;
 }
 
@@ -50,6 +50,7 @@ PassRun::PassRun(const PassCase& c, const PassInputs& inputs)
   problem.dim = c.dim;
   problem.heads = c.heads;
   problem.dtype = c.dtype;
+  problem.float32_residual = c.float32_residual;
   problem.math = c.math;
   problem.portable = c.portable;
   problem.eps = c.eps();

@@ -69,6 +69,7 @@ TEST_F(PassStatus, UnsupportedProblemsNameTheirShape) {
     r.problem.dtype = DType::kFloat32;
     r.problem.dim = 128;
   });
+  all_lack({"portable"}, [](PassRun& r) { r.problem.portable = r.problem.float32_residual = true; });
   all_lack({"portable", "128"}, [](PassRun& r) {
     r.problem.portable = true;
     r.problem.dim = 128;

@@ -167,6 +167,7 @@ TEST_F(Pass, Case09_TwiceIsBitIdentical) {
         c.dtype = dtype;
         c.qkv_bias = true;
         c.dropout = general ? 0.1 : 0;
+        c.float32_residual = general && length == 60;
         const PassInputs in = make_pass_inputs(c);
         PassRun run(c, in);
         ASSERT_TRUE(run.chosen.ok() && run.backward_chosen()) << run.chosen.message;
@@ -270,6 +271,21 @@ void check_alone(const Option& option) {
 
 TEST_F(Pass, BiasAlone) {
   check_alone([](PassCase& c) { c.bias = true; });
+}
+// Tokens far from zero, and layouts of their own where the plain kernels would take only one.
+TEST_F(Pass, Float32ResidualAlone) {
+  check_alone([](PassCase& c) {
+    c.float32_residual = true;
+    c.x_offset = c.length % 2 == 0 ? 0 : 100;
+    if (c.length == 28) c.y = c.dx = TokenLayout::kPaddedRows;
+  });
+}
+TEST_F(Pass, Float32ResidualAmongOthers) {
+  check_alone([](PassCase& c) {
+    c.float32_residual = c.sample_scale = c.rotary = c.bias = c.qkv_bias = true;
+    c.projection = c.dropout = 0.25;
+    c.causal = c.length % 2 == 0;
+  });
 }
 TEST_F(Pass, RotaryAlone) {
   check_alone([](PassCase& c) { c.rotary = true; });

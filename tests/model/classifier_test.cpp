@@ -114,6 +114,39 @@ TEST_P(ClassifierTest, EveryTypeOfImagesWithFloat32Parameters) {
   }
 }
 
+// Where branches are small and many, it is their sum that 16 bits round.
+TEST_P(ClassifierTest, Float32ResidualRoundsLess) {
+  const at::Tensor images = torch::randn({16, 3, 19, 22}).to(options(at::kBFloat16));
+  for (const Backend backend : {Backend::kFused, Backend::kReference}) {
+    AxialClassifierOptions o = two_stages(backend);
+    o.depth = {8, 2};
+    o.layer_scale = 0.02;
+    o.float32_residual = true;
+    AxialClassifier model(o);
+    model->to(device());
+    model->eval();
+    {
+      const at::NoGradGuard no_grad;
+      std::vector<AxialBlock> blocks = model->stages()[0];
+      const at::Tensor x = model->embed(images);
+      EXPECT_EQ(x.scalar_type(), at::kFloat);
+      const at::Tensor truth = run_blocks(blocks, x.to(at::kDouble)),
+                       wide = run_blocks(blocks, x, {}, model->arithmetic(images)),
+                       narrow = run_blocks(blocks, x.to(at::kBFloat16));
+      EXPECT_EQ(wide.scalar_type(), at::kFloat);
+      EXPECT_LT(10 * relative_error(wide, truth), relative_error(narrow, truth));
+    }
+    model->train();
+    const at::Tensor logits = model->forward(images, random_state(device()));
+    EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
+    logits.sum().backward();
+    for (const auto& item : model->named_parameters()) {
+      ASSERT_TRUE(item.value().grad().defined()) << item.key();
+      EXPECT_EQ(item.value().grad().scalar_type(), at::kFloat) << item.key();
+    }
+  }
+}
+
 TEST_P(ClassifierTest, OneSampleAndNoneInEvaluation) {
   AxialClassifier model(two_stages(Backend::kFused));
   model->to(device());

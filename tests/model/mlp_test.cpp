@@ -31,23 +31,32 @@ TEST_P(MlpTest, AgreesWithFloat64) {
   struct Shape {
     std::int64_t batch, height, width, dim, hidden;
   };
-  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+  struct Types {
+    at::ScalarType type, stored;  // of the products; of x, y, dy and dx
+  };
+  for (const auto& [type, stored] : {Types{at::kDouble, at::kDouble},
+                                     {at::kFloat, at::kFloat},
+                                     {at::kBFloat16, at::kBFloat16},
+                                     {at::kHalf, at::kHalf},
+                                     {at::kBFloat16, at::kFloat},
+                                     {at::kHalf, at::kFloat}}) {
     for (const Shape& s : {Shape{3, 5, 7, 64, 128}, {2, 9, 4, 64, 256}, {2, 8, 8, 128, 200}, {2, 3, 5, 20, 30}}) {
       struct With {
         bool depth, scaled, drops;
       };
       for (const auto& [depth, scaled, drops] : {With{false, false, false}, {true, false, false}, {true, true, false},
                                                  {false, false, true}, {true, true, true}}) {
-        SCOPED_TRACE(::testing::Message() << toString(type) << " D " << s.dim << " hidden " << s.hidden << " depth "
-                                          << depth << " layer scale " << scaled << " dropout "
-                                          << drops);
+        SCOPED_TRACE(::testing::Message()
+                     << toString(type) << " beside " << toString(stored) << " D " << s.dim << " hidden " << s.hidden
+                     << " depth " << depth << " layer scale " << scaled << " dropout " << drops);
         std::vector<at::Tensor> p = parameters(s.dim, s.hidden);
         if (scaled) p.push_back(leaf({s.dim}, 0.5, 1));
         std::vector<at::Tensor> p64;
         for (const at::Tensor& t : p) p64.push_back(leaf_of(t.to(at::kDouble)));
-        const at::Tensor x = leaf({s.batch, s.width, s.height, s.dim}, 1, 0, type);
+        const at::Tensor x = leaf({s.batch, s.width, s.height, s.dim}, 1, stored == type ? 0 : 100, stored);
         const at::Tensor x64 = leaf_of(x.to(at::kDouble));
         MlpOptions options, reference;
+        if (stored != type && stored != at::kDouble) options.arithmetic = type;
         if (depth) options.sample_scale = torch::arange(s.batch, this->options(at::kFloat));
         if (drops) {
           options.dropout = 0.3;
@@ -59,8 +68,9 @@ TEST_P(MlpTest, AgreesWithFloat64) {
         reference.sample_scale = depth ? options.sample_scale.to(at::kDouble) : at::Tensor();
         // Transposed x and dy.
         const at::Tensor y = call(x.transpose(1, 2), p, options), y64 = call(x64.transpose(1, 2), p64, reference);
-        EXPECT_EQ(y.scalar_type(), type);
-        const at::Tensor g = torch::randn({s.batch, s.width, s.height, s.dim}).to(this->options(type)).transpose(1, 2);
+        EXPECT_EQ(y.scalar_type(), stored);
+        const at::Tensor g =
+            torch::randn({s.batch, s.width, s.height, s.dim}).to(this->options(stored)).transpose(1, 2);
         y.backward(g);
         y64.backward(g.to(at::kDouble));
         const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };

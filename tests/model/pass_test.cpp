@@ -18,6 +18,9 @@ struct Shape {
 struct Extras {
   double rotary_base = 0;  // 0: no rotary embedding
   double layer_scale = 0;  // about that large; 0: none
+  bool float32_residual = false;
+  double offset = 0;    // of x
+  bool tables = false;  // of position-sensitive attention
 };
 
 class PassTest : public OnDevice {
@@ -31,13 +34,22 @@ class PassTest : public OnDevice {
     options.axis = axis;
     options.heads = s.heads;
     const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+    const auto stored = extras.float32_residual ? at::kFloat : type;  // x, y, dy and dx
+    if (extras.float32_residual) options.arithmetic = type;
     const std::int64_t length = axis == Axis::kRow ? s.width : s.height;
     PassParameters p = pass_parameters(s.dim, s.heads, bias ? 2 * length - 1 : 0, this->options(wide));
     if (extras.layer_scale > 0) {
       const at::Tensor drawn = (torch::randn({s.dim}, at::kDouble) * 0.5 + 1) * extras.layer_scale;
       p.layer_scale = leaf_of(drawn.to(this->options(wide)));
     }
-    const PassParameters p64 = copy_of(p, at::kDouble);
+    PassParameters p64 = copy_of(p, at::kDouble);
+    if (extras.tables) {
+      const auto table = [&] {
+        return leaf_of(torch::randn({2 * length - 1, s.dim / s.heads}).to(this->options(wide)));
+      };
+      p.relative = {table(), table(), table()};
+      p64.relative = {p.relative.q.to(at::kDouble), p.relative.k.to(at::kDouble), p.relative.v.to(at::kDouble)};
+    }
     PassOptions options64 = options;
     if (extras.rotary_base > 0) {
       const auto table = [&](at::ScalarType of) {
@@ -46,12 +58,14 @@ class PassTest : public OnDevice {
       options.rotary = table(wide);
       options64.rotary = table(at::kDouble);
     }
-    const at::Tensor x = torch::randn({s.batch, s.height, s.width, s.dim}).to(this->options(type)).requires_grad_();
+    const at::Tensor x = (torch::randn({s.batch, s.height, s.width, s.dim}) + extras.offset)
+                             .to(this->options(stored))
+                             .requires_grad_();
     const at::Tensor x64 = leaf_of(x.to(at::kDouble));
-    const at::Tensor g = torch::randn(x.sizes()).to(this->options(type));
+    const at::Tensor g = torch::randn(x.sizes()).to(this->options(stored));
 
     const at::Tensor y = axial_pass(x, p, options), y64 = reference_pass(x64, p64, options64);
-    EXPECT_EQ(y.scalar_type(), type);
+    EXPECT_EQ(y.scalar_type(), stored);
     EXPECT_TRUE(y.is_contiguous());
     y.backward(g);
     y64.backward(g.to(at::kDouble));
@@ -116,6 +130,36 @@ TEST_P(PassTest, RotaryAgreesWithFloat64) {
   }
   compare({2, 3, 1, 6, 3}, Axis::kRow, at::kDouble, {}, true,
           {.rotary_base = 100});  // one token, two channels a head
+}
+
+// Tokens whose mean would take the digits of 16 bits.
+TEST_P(PassTest, Float32ResidualAgreesWithFloat64) {
+  PassOptions pass;
+  pass.dropout = pass.projection_dropout = 0.2;
+  pass.random = random_state(device(), 5, 6, 1000);
+  pass.sample_scale = torch::arange(3, options(at::kFloat));
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    for (const Axis axis : {Axis::kRow, Axis::kColumn}) {
+      compare({2, 14, 14, 64, 4}, axis, type, {}, false, {.float32_residual = true, .offset = 100});
+      compare({2, 20, 20, 128, 4}, axis, type, {}, false, {.float32_residual = true, .offset = 100});
+      compare({3, 5, 9, 48, 3}, axis, type, pass, true,
+              {.rotary_base = 20, .layer_scale = 0.5, .float32_residual = true});
+      compare({2, 6, 5, 32, 2}, axis, type, {}, false, {.float32_residual = true, .offset = 100, .tables = true});
+    }
+  }
+}
+
+TEST_P(PassTest, Float32ResidualIsForFloat32AndTakesSixteenBits) {
+  const PassParameters p = pass_parameters(16, 2, 0, options(at::kFloat));
+  PassOptions pass;
+  pass.heads = 2;
+  const auto error = [&](at::ScalarType stored, at::ScalarType arithmetic) {
+    pass.arithmetic = arithmetic;
+    return error_of([&] { axial_pass(torch::randn({1, 2, 3, 16}).to(options(stored)), p, pass); });
+  };
+  EXPECT_EQ(error(at::kFloat, at::kBFloat16), "");
+  EXPECT_NE(error(at::kFloat, at::kDouble).find("bfloat16 or float16, is Double"), std::string::npos);
+  EXPECT_NE(error(at::kHalf, at::kBFloat16).find("needs x in float32, is Half"), std::string::npos);
 }
 
 TEST_P(PassTest, LayerScaleAgreesWithFloat64) {

@@ -209,6 +209,7 @@ class OnDevice:
         options.update(rotary=rotary_table(6, 8).float().to(self.device), projection_dropout=0.25,
                        layer_scale=torch.rand(16, device=self.device, requires_grad=True))
         torch.library.opcheck(op, (*inputs, ROWS, 2), options, test_utils=FORWARD_CHECKS)
+        torch.library.opcheck(op, (*inputs, ROWS, 2), dict(arithmetic=torch.bfloat16), test_utils=FORWARD_CHECKS)
         without_bias = (*inputs[:6], None)
         torch.library.opcheck(op, (*without_bias, ROWS, 2), options, test_utils=FORWARD_CHECKS)
         # x with other strides, few gradients wanted, no elements.
@@ -227,7 +228,9 @@ class OnDevice:
                     inputs = [None if t is None else t.detach() for t in inputs]
                     scale = torch.rand(8, device=self.device) if bias else None
                     table = rotary_table(3, 4).float().to(self.device) if bias else None
-                    rest = (COLUMNS, 2, 1e-5, 0.25, rng_on(self.device), 1, 0, None, table, scale, 0.25, wanted)
+                    arithmetic = torch.bfloat16 if bias else None
+                    rest = (COLUMNS, 2, 1e-5, 0.25, rng_on(self.device), 1, 0, None, table, scale, 0.25, arithmetic,
+                            wanted)
                     dy = torch.randn_like(inputs[0])
                     torch.library.opcheck(op, (dy, *inputs, *rest), test_utils=BACKWARD_CHECKS)
 
@@ -294,6 +297,29 @@ class OnDevice:
                 for name, out, ref in [*zip(PASS_NAMES, inputs, truth), ("layer_scale", scale, true_scale)][1:]:
                     if out is not None:
                         self.assertClose(out.grad, ref.grad, parameter, f"d {name}")
+
+    def test_pass_with_a_float32_residual_agrees_with_plain_pytorch(self):
+        shapes = [((2, 14, 14, 64), 4), ((2, 5, 9, 48), 3)]
+        for arithmetic, (shape, heads), axis in itertools.product((torch.bfloat16, torch.float16), shapes,
+                                                                  (ROWS, COLUMNS)):
+            with self.subTest(arithmetic=arithmetic, shape=shape, axis=axis):
+                inputs = pass_inputs(shape, heads, axis, torch.float32, self.device)
+                with torch.no_grad():
+                    inputs[0] += 100  # what 16 bits of x would hardly show
+                truth = in_float64(inputs)
+                g = torch.randn(shape, device=self.device)
+                y = torch.ops.axial.axial_pass(*inputs, axis, heads, arithmetic=arithmetic)
+                expected = plain_pass(*truth, axis, heads)
+                value, activation, parameter = TOLERANCES[arithmetic]
+                self.assertEqual(y.dtype, torch.float32)
+                self.assertClose(y.double() - truth[0], expected - truth[0], value, "y - x")
+                y.backward(g)
+                expected.backward(g.double())
+                self.assertClose(inputs[0].grad.double() - g, truth[0].grad - g, activation, "dx - dy")
+                for name, out, ref in list(zip(PASS_NAMES, inputs, truth))[1:6]:
+                    self.assertClose(out.grad, ref.grad, parameter, f"d {name}")
+        with self.assertRaisesRegex(RuntimeError, "bfloat16 or float16, is Double"):
+            torch.ops.axial.axial_pass(*inputs, axis, heads, arithmetic=torch.float64)
 
     def test_attention_agrees_with_plain_pytorch(self):
         no_yes = (False, True)
