@@ -3,7 +3,7 @@
 //
 //   x_hat = (x - mean) / sqrt(var + eps)                 z = norm_weight o x_hat + norm_bias
 //   u     = z W_up^T + b_up                              h = gelu(u) = u Phi(u), Phi the normal distribution's
-//   y     = x + s_b (h W_down^T + b_down)
+//   y     = x + s_b drop(h W_down^T + b_down)
 //
 // (GELU: Hendrycks and Gimpel 2016; pre-norm blocks: Xiong et al. 2020; stochastic depth: Huang et al. 2016.) Phi is
 // computed as (1 + tanh(u (a + b u^2))) / 2 with a and b fitted: within 3e-4 of u Phi(u), below the rounding of the
@@ -28,13 +28,15 @@ struct MlpProblem {
   std::int64_t tokens = 0;
   std::int64_t dim = 0;            // D
   std::int64_t hidden = 0;         // channels between the projections
-  DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
+  DType dtype = DType::kBFloat16;  // of the products, and of x, y, dy and dx; sums are float32
   bool float32_residual = false;   // x, y, dy and dx are float32: see PassProblem (pass.h)
   double eps = 1e-5;
   MlpWeights weights;
   const void* x = nullptr;              // [tokens, D], contiguous, aligned to 16 bytes
   const float* sample_scale = nullptr;  // s_b [samples], optional
   std::int64_t tokens_per_sample = 1;   // sample b has tokens b * that and on
+  // drop: a draw for each channel of each token, as features.h draws them; first_line is the number of token 0.
+  Dropout dropout;
 };
 
 // What the backward computes beside dx; float32, overwritten. All or none.

@@ -42,9 +42,10 @@ struct PassProblem {
   Lines lines;
   std::int64_t dim = 0;            // D
   std::int64_t heads = 0;          // divides D
-  DType dtype = DType::kBFloat16;  // of x, y and the products; sums are float32
+  DType dtype = DType::kBFloat16;  // of the products, and of x, y, dy and dx; sums are float32
   // x, y, dy and dx are float32, where dtype is a 16-bit type: a float32 residual stream. The norm reads x as it is,
-  // and dx adds dy as it is; what goes through the branch is rounded to dtype.
+  // and dx adds dy as it is; what goes through the branch, and what comes back, is rounded to dtype. Only kernels
+  // that are not `portable` know it.
   bool float32_residual = false;
   Math math = Math::kStrict;
   double eps = 1e-5;

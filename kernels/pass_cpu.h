@@ -1,8 +1,8 @@
 // The fused pass of kernels/pass.h on the CPU: any D up to 512 and lines of up to 128 tokens whose scratch fits into
-// 12 MiB (with AVX-512 D = 128 with 128 tokens, 256 with 72, 512 with 40), with all options, in all four types. Some
-// lines at a time go through all steps while they are in cache; the backward recomputes everything from x. Tokens need
-// the alignment of one element only. Workspaces may have any alignment, and their sizes grow with executor.threads.
-// The results are the same bits for any number of threads.
+// 12 MiB (with AVX-512 D = 128 with 128 tokens, 256 with 72, 512 with 40), with all options but a float32 residual
+// stream, in all four types. Some lines at a time go through all steps while they are in cache; the backward
+// recomputes everything from x. Tokens need the alignment of one element only. Workspaces may have any alignment, and
+// their sizes grow with executor.threads. The results are the same bits for any number of threads.
 #pragma once
 
 #include "kernels/pass.h"

@@ -25,7 +25,8 @@ class AxialAttentionImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const RandomState& random = {});
 
   // The same in two steps, for who prepares the weights of several layers together (prepare_passes): what its two
-  // passes run on, appended in their order; then the passes, given those two.
+  // passes run on, appended in their order; then the passes, given those two. arithmetic: as in PassOptions
+  // (model/pass.h).
   void append_passes(const torch::Tensor& x, const RandomState& random, at::ScalarType arithmetic,
                      std::vector<PassParameters>& parameters, std::vector<PassOptions>& passes);
   torch::Tensor run(const torch::Tensor& x, const PassParameters* parameters, const PassOptions* passes);

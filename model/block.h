@@ -31,7 +31,7 @@ class AxialBlockImpl : public torch::nn::Module {
   const AxialBlockOptions& options() const { return options_; }
   AxialAttention& attention() { return attention_; }
 
-  // The parameters of its MLP and the options on x[B, H, W, D].
+  // The parameters of its MLP and the options on x[B, H, W, D]; arithmetic as in PassOptions (model/pass.h).
   MlpParameters mlp_parameters() const;
   MlpOptions mlp_options(const torch::Tensor& x, const RandomState& random,
                          at::ScalarType arithmetic = at::ScalarType::Undefined) const;
@@ -48,6 +48,7 @@ TORCH_MODULE(AxialBlock);
 
 // x through blocks of one width, one after the other. Their weights are brought into the order of the kernels
 // together, before the first of them runs: one launch for the passes and one for the MLPs, whatever the depth.
+// arithmetic: as in PassOptions (model/pass.h).
 torch::Tensor run_blocks(std::vector<AxialBlock>& blocks, const torch::Tensor& x, const RandomState& random = {},
                          at::ScalarType arithmetic = at::ScalarType::Undefined);
 

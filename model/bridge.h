@@ -11,7 +11,8 @@ namespace axial {
 kernels::DType kernel_type(at::ScalarType type);  // an error for types that no kernel knows
 // The type of statistics, biases and sums: float64 for float64, else float32.
 at::ScalarType accumulate_type(at::ScalarType type);
-// The type of the products on x: that of x, or a 16-bit one beside float32 (PassOptions::arithmetic).
+// The type of the products on x: that of x, or a 16-bit one beside float32 (PassOptions::arithmetic). Float64, in
+// which references are computed, stays float64.
 at::ScalarType product_type(const at::Tensor& x, at::ScalarType arithmetic);
 // An error, "<what>: ...", unless product_type knows it for x.
 void check_arithmetic(const at::Tensor& x, at::ScalarType arithmetic, const char* what);

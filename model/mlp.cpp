@@ -50,19 +50,22 @@ MlpParameters ready(const MlpParameters& p) {
           {}};
 }
 
-// x contiguous and aligned.
-kernels::MlpProblem problem_on(const at::Tensor& x, const MlpParameters& weights, double eps,
-                               at::ScalarType arithmetic, const at::Tensor& sample_scale) {
-  const auto type = product_type(x, arithmetic);
+// x contiguous and aligned; the sample scale as the kernels take it. The random state must live until they are
+// queued.
+kernels::MlpProblem problem_on(const at::Tensor& x, const MlpParameters& weights, const MlpOptions& options,
+                               const at::Tensor& sample_scale) {
+  const auto type = product_type(x, options.arithmetic);
   kernels::MlpProblem problem = problem_of(tokens_of(x), x.size(3), weights.up_weight.size(0), type);
   problem.float32_residual = type != x.scalar_type();
-  problem.eps = eps;
+  problem.eps = options.eps;
   problem.weights = {weights.norm_weight.const_data_ptr<float>(), weights.norm_bias.const_data_ptr<float>(),
                      weights.up_weight.const_data_ptr<float>(),   weights.up_bias.const_data_ptr<float>(),
                      weights.down_weight.const_data_ptr<float>(), weights.down_bias.const_data_ptr<float>()};
   problem.x = x.const_data_ptr();
   if (sample_scale.defined()) problem.sample_scale = sample_scale.const_data_ptr<float>();
   problem.tokens_per_sample = std::max<std::int64_t>(x.size(1) * x.size(2), 1);
+  problem.dropout = kernel_dropout(options.dropout, options.random, options.stream + kProjectionStreams,
+                                   x.size(1) * x.size(2));  // as projection_scale draws
   return problem;
 }
 
@@ -85,7 +88,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const MlpParameters weights = ready({norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda});
     const at::Tensor scale =
         options.sample_scale.defined() ? options.sample_scale.to(at::kFloat).contiguous() : at::Tensor();
-    const kernels::MlpProblem problem = problem_on(x, weights, options.eps, options.arithmetic, scale);
+    const kernels::MlpProblem problem = problem_on(x, weights, options, scale);
     CUstream_st* const stream = current_stream(x.device());
     at::Tensor packed = options.packed;
     if (!packed.defined()) {
@@ -95,10 +98,9 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     at::Tensor y = at::empty_like(x);
     check_status(kernels::cuda::mlp_forward(problem, packed.const_data_ptr(), y.mutable_data_ptr(), stream), "mlp");
     if (save) {
-      ctx->save_for_backward(
-          {x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, packed, scale});
-      ctx->saved_data["eps"] = options.eps;
-      ctx->saved_data["arithmetic"] = static_cast<std::int64_t>(options.arithmetic);
+      ctx->save_for_backward({x, norm_weight, norm_bias, up_weight, up_bias, down_weight, down_bias, lambda, packed,
+                              scale, options.random.rng});
+      save_options(ctx, options);
     }
     return y;
   }
@@ -110,9 +112,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const at::Tensor &x = saved[0], &lambda = saved[7], &packed = saved[8], &scale = saved[9];
     const c10::OptionalDeviceGuard guard(x.device());
     const MlpParameters weights = ready({saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], lambda});
-    const kernels::MlpProblem problem =
-        problem_on(x, weights, ctx->saved_data["eps"].toDouble(),
-                   static_cast<at::ScalarType>(ctx->saved_data["arithmetic"].toInt()), scale);
+    const kernels::MlpProblem problem = problem_on(x, weights, saved_mlp_options(ctx, scale, saved[10]), scale);
     const at::Tensor dy = aligned_contiguous(incoming[0].to(x.scalar_type()));
     const at::Tensor dx = at::empty_like(x);
 
@@ -240,7 +240,6 @@ bool kernel_serves(const at::Tensor& x, const MlpParameters& p, const MlpOptions
   if (!x.is_cuda() || x.numel() == 0) return false;
   if (p.conv_weight.defined() || (p.layer_scale.defined() && !folds_scale(product_type(x, options.arithmetic))))
     return false;
-  if (draws(options.dropout, options.random)) return false;
   const c10::OptionalDeviceGuard guard(x.device());
   return choice_of(problem_of(tokens_of(x), x.size(3), p.up_weight.size(0), product_type(x, options.arithmetic)))
              .forward[0] != 0;
@@ -289,7 +288,7 @@ void prepare_mlps(const at::Tensor& x, const MlpParameters* parameters, MlpOptio
     check_mlp(x, parameters[i], options[i]);
     if (options[i].backend == Backend::kReference || !kernel_serves(x, parameters[i], options[i])) continue;
     weights.push_back(ready(parameters[i]));
-    problems.push_back(problem_on(x, weights.back(), options[i].eps, options[i].arithmetic, {}));
+    problems.push_back(problem_on(x, weights.back(), options[i], {}));
     options[i].packed = bytes_on(x, kernels::cuda::mlp_packed_bytes(problems.back()));
     packed.push_back(options[i].packed.mutable_data_ptr());
   }

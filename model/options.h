@@ -86,8 +86,9 @@ struct AxialClassifierOptions {
   double projection_dropout = 0;  // on the output of every branch
   double drop_path = 0;           // of the deepest block; rises linearly from 0 at the first
   double head_dropout = 0;        // before the linear head
-  // With 16-bit images, tokens between the branches are float32 all the same: the sum of all branches is rounded no
-  // more, at twice its memory. Products stay in the type of the images.
+  // With 16-bit images, tokens between the branches are float32 all the same, at twice their memory: the sum of a
+  // stage's branches is rounded no more. Products stay in the type of the images, as do what the stem and a merge
+  // give and what the head takes.
   bool float32_residual = false;
   Backend backend = Backend::kFused;
 };

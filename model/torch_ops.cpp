@@ -84,7 +84,11 @@ PassOptions pass_options(const Tensor& x, std::int64_t axis, std::int64_t heads,
   o.sample_scale = tensor(sample_scale);
   o.rotary = tensor(rotary);
   o.projection_dropout = projection_dropout;
-  if (arithmetic && *arithmetic != x.scalar_type()) o.arithmetic = *arithmetic;
+  if (arithmetic && *arithmetic != x.scalar_type()) {
+    TORCH_CHECK(x.scalar_type() == at::kFloat, "axial::axial_pass: arithmetic ", *arithmetic,
+                " needs x in float32, is ", x.scalar_type());
+    o.arithmetic = *arithmetic;
+  }
   return o;
 }
 

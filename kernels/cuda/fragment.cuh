@@ -190,9 +190,10 @@ __device__ __forceinline__ float reciprocal(float v) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
   return r;
 }
+// Of a variance and eps: finite where both are zero, as in padding, whose rows are then zeros and no NaN.
 __device__ __forceinline__ float inverse_square_root(float v) {
   float r;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(v, 1.2e-38f)));
   return r;
 }
 

@@ -38,7 +38,9 @@ Status launch(void (*kernel)(Parameters), const Parameters& parameters, std::int
 }
 
 // As launch, but the kernel may start while the one before it in the stream ends (programmatic dependent launch, from
-// compute capability 9.0 on): it must call await_previous() before it touches memory that others write or read.
+// compute capability 9.0 on): it must call await_previous() before it touches memory that others write or read; what
+// the kernel before the one in front left is complete only where the one in front waited before it called
+// release_next().
 template <class Parameters>
 Status launch_early(void (*kernel)(Parameters), const Parameters& parameters, std::int64_t blocks, int threads,
                     std::size_t shared, cudaStream_t stream, const char* what) {

@@ -53,6 +53,9 @@ Status check_kernel(const MlpProblem& problem, CardLimits* card, MlpPlan* plan) 
                    static_cast<long long>(problem.tokens), static_cast<long long>(problem.tokens_per_sample),
                    static_cast<long long>(problem.dim), static_cast<long long>(problem.hidden), problem.eps);
   }
+  if (!(problem.dropout.p >= 0 && problem.dropout.p < 1)) {
+    return failure(Code::kInvalid, "fused MLP: dropout p is %g; it lies in [0, 1)", problem.dropout.p);
+  }
   if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) {
     return unsupported(problem, "there are kernels for bfloat16 and float16");
   }
@@ -70,6 +73,12 @@ Status check_kernel(const MlpProblem& problem, CardLimits* card, MlpPlan* plan) 
     return unsupported(problem, "the weights do not fit a block's shared memory");
   }
   return {};
+}
+
+// Of what a launch draws.
+Status check_random(const MlpProblem& problem) {
+  if (problem.dropout.p == 0 || problem.dropout.rng != nullptr) return {};
+  return failure(Code::kInvalid, "fused MLP: dropout p is %g, but rng is null", problem.dropout.p);
 }
 
 Status check_aligned(const void* pointer, const char* what) {
@@ -115,6 +124,11 @@ void fill(Arguments& arguments, const MlpProblem& problem, const MlpPlan& plan, 
   arguments.eps = static_cast<float>(problem.eps);
   arguments.hidden = plan.hidden;
   arguments.stream = problem.float32_residual;
+  if (problem.dropout.p > 0) {
+    const DropoutRate rate = dropout_rate(problem.dropout.p);
+    arguments.dropout = {problem.dropout.rng, problem.dropout.stream, problem.dropout.first_line, rate.threshold,
+                         static_cast<float>(rate.scale)};
+  }
 }
 
 }  // namespace
@@ -125,8 +139,9 @@ Status choose_mlp(const MlpProblem& problem, KernelChoice* choice) {
   MlpPlan plan;
   const Status status = check_kernel(problem, &card, &plan);
   if (!status.ok()) return status;
-  std::snprintf(choice->forward, sizeof(choice->forward), "fused %s wgmma", name(problem.dtype));
-  std::snprintf(choice->backward, sizeof(choice->backward), "fused %s wgmma%s", name(problem.dtype),
+  const char* const kind = problem.float32_residual || problem.dropout.p > 0 ? ", general" : "";
+  std::snprintf(choice->forward, sizeof(choice->forward), "fused %s wgmma%s", name(problem.dtype), kind);
+  std::snprintf(choice->backward, sizeof(choice->backward), "fused %s wgmma%s%s", name(problem.dtype), kind,
                 plan.fused ? "" : ", in two kernels");
   return {};
 }
@@ -165,7 +180,8 @@ Status mlp_forward(const MlpProblem& problem, const void* packed, void* y, CUstr
   MlpPlan plan;
   Status status = check_kernel(problem, &card, &plan);
   if (!status.ok() || problem.tokens == 0) return status;
-  status = check_aligned(packed, "the buffer of packed weights");
+  status = check_random(problem);
+  if (status.ok()) status = check_aligned(packed, "the buffer of packed weights");
   if (status.ok()) status = check_aligned(problem.x, "x");
   if (status.ok()) status = check_aligned(y, "y");
   if (!status.ok()) return status;
@@ -202,7 +218,8 @@ Status mlp_backward(const MlpProblem& problem, const void* packed, const void* d
   auto* totals = static_cast<float*>(workspace);
   float* slabs = totals + static_cast<std::size_t>(plan.parts) * static_cast<std::size_t>(plan.slab);
   if (problem.tokens != 0) {
-    status = check_aligned(packed, "the buffer of packed weights");
+    status = check_random(problem);
+    if (status.ok()) status = check_aligned(packed, "the buffer of packed weights");
     if (status.ok()) status = check_aligned(problem.x, "x");
     if (status.ok()) status = check_aligned(dy, "dy");
     if (status.ok()) status = check_aligned(dx, "dx");

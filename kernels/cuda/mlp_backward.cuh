@@ -19,8 +19,9 @@
 
 namespace axial::kernels::cuda {
 
-// kStream: x, dy and dx are a float32 residual stream; kInputs: dx is computed here; kSums: blocks of 64 hidden channels, all that this block works on.
-template <class S, bool kStream, bool kInputs, int kSums>
+// kGeneral: as in MlpTile; kInputs: dx is computed here; kSums: blocks of 64 hidden channels, all that this block works
+// on.
+template <class S, bool kGeneral, bool kInputs, int kSums>
 __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
     mlp_backward_kernel(const __grid_constant__ MlpBackwardArguments p) {
 #if AXIAL_HAS_WGMMA
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
   const int step = static_cast<int>(gridDim.x) / parts * (S::kGradientGroups * kRows);
   int first = (static_cast<int>(blockIdx.x) / parts * S::kGradientGroups + group) * kRows, turn = 0;
   const auto fetch = [&](int of, std::uint32_t to) {
-    if constexpr (kStream) {
+    if (kGeneral && p.stream) {
       prefetch_mlp_rows<S>(p.x, of + row0, p.tokens);
       prefetch_mlp_rows<S>(p.dy, of + row0, p.tokens);
     } else if (of < p.tokens) {
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
 
   for (; first < p.tokens; first += step) {
     const std::uint32_t x_tile = own + turn * (2 * kTile);
-    const MlpTile<S, kRows, kStream> tile{p, x_tile, x_tile + kTile, row0, first + row0, rstd};
+    const MlpTile<S, kRows, kGeneral> tile{p, x_tile, x_tile + kTile, row0, first + row0, rstd};
     turn ^= 1;
     fetch(first + step, own + turn * (2 * kTile));
     copy_wait<1>();

@@ -9,7 +9,7 @@ namespace axial::kernels::cuda {
 
 template <class S, bool kInputs, int kSums>
 Status launch_mlp_gradients(const MlpBackwardArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
-  const auto kernel = arguments.stream ? mlp_backward_kernel<S, true, kInputs, kSums>
+  const auto kernel = general(arguments) ? mlp_backward_kernel<S, true, kInputs, kSums>
                                        : mlp_backward_kernel<S, false, kInputs, kSums>;
   return launch_early(kernel, arguments, blocks, 128 * S::kGradientGroups,
                       MlpGradientShape<S, kSums>::kBytes, stream, "fused MLP backward");
@@ -38,7 +38,7 @@ Status launch_mlp_backward(MlpBackwardArguments arguments, const MlpPlan& plan, 
     if (!status.ok()) return;
     arguments.stages = plan.stages;
     const std::int64_t tiles = (arguments.tokens - 1) / (64 * S::kInputGroups) + 1;
-    const auto kernel = arguments.stream ? mlp_inputs_kernel<S, true> : mlp_inputs_kernel<S, false>;
+    const auto kernel = general(arguments) ? mlp_inputs_kernel<S, true> : mlp_inputs_kernel<S, false>;
     status = launch_early(kernel, arguments, std::min<std::int64_t>(tiles, card.multiprocessors),
                           128 * S::kInputGroups,
                           static_cast<std::size_t>(S::input_bytes(plan.hidden, plan.stages)), stream,

@@ -11,8 +11,8 @@
 
 namespace axial::kernels::cuda {
 
-// kStream: x and y are a float32 residual stream.
-template <class S, bool kStream>
+// kGeneral: x and y may be a float32 residual stream, and dropout may take channels of the output.
+template <class S, bool kGeneral>
 __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     mlp_forward_kernel(const __grid_constant__ MlpArguments p) {
 #if AXIAL_HAS_WGMMA
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
   const auto more = [&](int of) { return of - (warp & 3) * 16 < p.tokens; };
   std::uint32_t stage = own;
   const auto fetch = [&](int of, std::uint32_t to) {
-    if constexpr (kStream) {
+    if (kGeneral && p.stream) {
       prefetch_mlp_rows<S>(p.x, of, p.tokens);
     } else if (of < p.tokens) {
       copy_mlp_rows<S, 16>(to, 0, p.x, of, p.tokens);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     copy_wait<1>();
     __syncwarp();
     MlpRows<S> rows;
-    if constexpr (kStream) {
+    if (kGeneral && p.stream) {
       rows.normalise_stream(p.x, token, p.tokens, p.eps);
     } else {
       rows.template normalise<16>(stage, 0, p.eps);
@@ -139,7 +139,23 @@ __global__ void __launch_bounds__(128 * S::kForwardGroups, 1)
     for (int r = 0; r < 2; ++r) {
       const int row = token + g + 8 * r;
       const bool live = row < p.tokens;
-      if constexpr (kStream) {
+      if (kGeneral && p.dropout.threshold != 0) {
+#pragma unroll
+        for (int n = 0; n < S::kDim / 8; n += 2) {  // four channels
+          const int channel = 32 * (n / 4) + (n / 4 < kWide ? 8 : 4) * t + 2 * (n % 4);
+          const uint2 draws = mlp_draws(p.dropout, row, channel >> 3);
+          const std::uint32_t word = (channel & 4) != 0 ? draws.y : draws.x;
+          float* c = acc + 4 * n + 2 * r;
+          const auto drop = [&](float& sum, int byte) {
+            sum = keeps_byte(word, byte, p.dropout.threshold) ? sum * p.dropout.scale : 0;
+          };
+          drop(c[0], 0);
+          drop(c[1], 1);
+          drop(c[4], 2);
+          drop(c[5], 3);
+        }
+      }
+      if (kGeneral && p.stream) {
         const std::int64_t own = std::int64_t{row} * S::kDim;
 #pragma unroll
         for (int n = 0; live && n < S::kDim / 8; n += 2) {  // four channels

@@ -14,7 +14,7 @@ Status launch_mlp_forward(const MlpArguments& arguments, const MlpPlan& plan, st
     using S = decltype(shape);
     const std::int64_t strips = (arguments.tokens - 1) / 64 + 1;
     const std::int64_t blocks = std::min<std::int64_t>((strips - 1) / plan.groups + 1, card.multiprocessors);
-    const auto kernel = arguments.stream ? mlp_forward_kernel<S, true> : mlp_forward_kernel<S, false>;
+    const auto kernel = general(arguments) ? mlp_forward_kernel<S, true> : mlp_forward_kernel<S, false>;
     status = launch_early(kernel, arguments, blocks, 128 * plan.groups,
                           static_cast<std::size_t>(S::forward_bytes(plan.groups, arguments.hidden)), stream,
                           "fused MLP forward");

@@ -13,8 +13,8 @@
 
 namespace axial::kernels::cuda {
 
-// kStream: x, dy and dx are a float32 residual stream.
-template <class S, bool kStream>
+// kGeneral: as in MlpTile.
+template <class S, bool kGeneral>
 __global__ void __launch_bounds__(128 * S::kInputGroups, 1)
     mlp_inputs_kernel(const __grid_constant__ MlpBackwardArguments p) {
 #if AXIAL_HAS_WGMMA
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(128 * S::kInputGroups, 1)
   const int step = static_cast<int>(gridDim.x) * S::kInputGroups * 64;
   int first = (static_cast<int>(blockIdx.x) * S::kInputGroups + group) * 64;
   const auto fetch = [&](int of, std::uint32_t to) {
-    if constexpr (kStream) {
+    if (kGeneral && p.stream) {
       prefetch_mlp_rows<S>(p.x, of + row0, p.tokens);
       prefetch_mlp_rows<S>(p.dy, of + row0, p.tokens);
     } else if (of < p.tokens) {
@@ -62,8 +62,12 @@ __global__ void __launch_bounds__(128 * S::kInputGroups, 1)
   const std::uint32_t w_up = wgmma_operand(base), w_down = wgmma_operand(base + down);
   const int up_block = p.hidden * 8;
   for (; first < p.tokens; first += step) {
-    const MlpTile<S, 64, kStream> tile{p, own + turn * (2 * kTile), own + turn * (2 * kTile) + kTile, row0, first + row0,
-                              reinterpret_cast<float*>(shared + biases + 4 * p.hidden) + 64 * group};
+    const MlpTile<S, 64, kGeneral> tile{p,
+                                        own + turn * (2 * kTile),
+                                        own + turn * (2 * kTile) + kTile,
+                                        row0,
+                                        first + row0,
+                                        reinterpret_cast<float*>(shared + biases + 4 * p.hidden) + 64 * group};
     if (p.stages == 2) {
       turn ^= 1;
       fetch(first + step, own + turn * (2 * kTile));

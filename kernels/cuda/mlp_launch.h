@@ -19,6 +19,11 @@ bool for_mlp_shape(std::int64_t dim, Body&& body) {
   return false;
 }
 
+template <class Arguments>
+bool general(const Arguments& arguments) {
+  return arguments.stream || arguments.dropout.threshold != 0;
+}
+
 // The grid of a backward is part of its result: every block sums over its own rows.
 struct MlpPlan {
   int groups = 0;      // warpgroups of a forward block; 0: it does not fit

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/mlp_shapes.cuh"
+#include "kernels/cuda/pass_rotary.cuh"
 #include "kernels/cuda/pass_stream.cuh"
 
 namespace axial::kernels::cuda {
@@ -92,9 +93,15 @@ __device__ __forceinline__ void copy_mlp_rows(std::uint32_t tile, int row0, cons
   }
 }
 
+// Draws for channels 8 group .. 8 group + 7 of a token's output.
+__device__ __forceinline__ uint2 mlp_draws(const PassDropout& dropout, int token, int group) {
+  return branch_draws(branch_key(dropout), static_cast<std::uint64_t>(dropout.first_line + token), group);
+}
+
 // A backward's tiles of x and dy, [block][kRows][128 bytes], of which a warp has the 16 rows from `row0` on.
-// kStream: x, dy and dx are a float32 residual stream, of which the tiles are filled here.
-template <class S, int kRows, bool kStream>
+// kGeneral: x, dy and dx may be a float32 residual stream, of which the tiles are filled here, and dropout may take
+// channels of the output.
+template <class S, int kRows, bool kGeneral>
 struct MlpTile {
   using F = Fragment<typename S::Value>;
   const MlpBackwardArguments& p;
@@ -110,11 +117,16 @@ struct MlpTile {
            ((((2 * i & 7) + (lane >> 4)) ^ (lane & 7)) << 4);
   }
 
+  __device__ __forceinline__ bool stream() const { return kGeneral && p.stream; }
+  __device__ __forceinline__ bool drops() const { return kGeneral && p.dropout.threshold != 0; }
+  // In the tile dy is another one: what adds it to dx reads it from memory.
+  __device__ __forceinline__ bool dy_apart() const { return p.sample_scale != nullptr || stream() || drops(); }
+
   // x becomes x_hat, zero in rows past the last token; dy is scaled.
   __device__ __forceinline__ void prepare() const {
     MlpRows<S> rows;
     float2 scales;
-    if constexpr (kStream) {
+    if (stream()) {
       scales = rows.normalise_stream(p.x, token, p.tokens, p.eps);
     } else {
       scales = rows.template normalise<kRows>(x, row0, p.eps);
@@ -136,24 +148,35 @@ struct MlpTile {
     for (int i = 0; i < S::kSteps; ++i) {
       store_tiles(at(x, i), rows.x_hat[i][0], rows.x_hat[i][1], rows.x_hat[i][2], rows.x_hat[i][3]);
     }
-    if (!kStream && p.sample_scale == nullptr) return;
+    if (!dy_apart()) return;
     float scale[2] = {1, 1};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (kStream && p.sample_scale == nullptr) break;
+      if (kGeneral && p.sample_scale == nullptr) break;
       const int last = min(row + 8 * r, p.tokens - 1);
       scale[r] = __ldg(p.sample_scale + p.tokens_per_sample.divide(static_cast<std::uint32_t>(last)));
     }
 #pragma unroll
     for (int i = 0; i < S::kSteps; ++i) {
       std::uint32_t v[4];
-      if constexpr (kStream) {
+      if constexpr (kGeneral) {
+        const int t = lane & 3;
+        if (!stream()) load_tiles(at(dy, i), v);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int of = row + 8 * (k & 1);
-          const float2 pair = stream_pair(p.dy, of < p.tokens ? std::int64_t{of} * S::kDim : kNoRow,
-                                          16 * i + 8 * (k >> 1) + 2 * (lane & 3));
-          v[k] = F::pair(pair.x * scale[k & 1], pair.y * scale[k & 1]);
+          float2 pair = stream() ? stream_pair(p.dy, of < p.tokens ? std::int64_t{of} * S::kDim : kNoRow,
+                                               16 * i + 8 * (k >> 1) + 2 * t)
+                                 : make_float2(F::low(v[k]), F::high(v[k]));
+          float factor = scale[k & 1];
+          if (drops()) {
+            const uint2 draws = mlp_draws(p.dropout, of, 2 * i + (k >> 1));
+            const std::uint32_t word = t < 2 ? draws.x : draws.y;
+            factor *= p.dropout.scale;
+            pair.x = keeps_byte(word, 2 * (t & 1), p.dropout.threshold) ? pair.x : 0;
+            pair.y = keeps_byte(word, 2 * (t & 1) + 1, p.dropout.threshold) ? pair.y : 0;
+          }
+          v[k] = F::pair(pair.x * factor, pair.y * factor);
         }
       } else {
         load_tiles(at(dy, i), v);
@@ -191,7 +214,7 @@ struct MlpTile {
     for (int i = 0; i < S::kSteps; ++i) {
       std::uint32_t v[4], y[4] = {0, 0, 0, 0};
       load_tiles(at(x, i), v);
-      if (!kStream && p.sample_scale == nullptr) load_tiles(at(dy, i), y);
+      if (!dy_apart()) load_tiles(at(dy, i), y);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int r = k & 1;
@@ -216,12 +239,12 @@ struct MlpTile {
       const int piece = lane + 32 * i, r = piece / S::kRowGroups, c = piece % S::kRowGroups;
       if (token + r >= p.tokens) continue;
       uint4 v = load_shared(x + S::offset(kRows, row0 + r, c));
-      if constexpr (kStream) {
+      if (stream()) {
         const std::int64_t own = std::int64_t{token + r} * S::kDim;
         store_stream_dx<F>(p.dx, own, p.dy, own, 8 * c, v);
         continue;
       }
-      if (p.sample_scale != nullptr) {  // dy itself: in the tile it is scaled
+      if (dy_apart()) {  // dy itself
         const uint4 d = *reinterpret_cast<const uint4*>(from + 16 * piece);
         const auto add = [](std::uint32_t a, std::uint32_t b) {
           return F::pair(F::low(a) + F::low(b), F::high(a) + F::high(b));

@@ -94,8 +94,10 @@ struct MlpArguments {
   const float* sample_scale;  // null: 1
   Divisor tokens_per_sample;
   float eps;
-  int hidden;   // padded
-  bool stream;  // x and y are float32
+  int hidden;  // padded
+  // What the general kernels alone know: x and y are float32; dropout of the output.
+  bool stream;
+  PassDropout dropout;
 };
 
 struct MlpBackwardArguments {
@@ -109,8 +111,10 @@ struct MlpBackwardArguments {
   Divisor tokens_per_sample;
   float eps;
   int hidden;  // padded
-  int stages;   // of the kernel that computes dx alone
-  bool stream;  // x, dy and dx are float32
+  int stages;  // of the kernel that computes dx alone
+  // As in MlpArguments; dy and dx are float32, too.
+  bool stream;
+  PassDropout dropout;
 };
 
 }  // namespace axial::kernels::cuda

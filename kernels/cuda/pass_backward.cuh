@@ -210,19 +210,20 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
         }
       }
     }
-    if (p.dy_apart) {  // in a loop of its own: what few runs need must not take registers of all
+    // In a loop of its own: what few runs need must not take registers of all.
+    if (p.sample_scale != nullptr || (kGeneral && p.options.projection.threshold != 0)) {
       const Seat seat = seat_now();
 #pragma unroll 1
-        for (int i = 0; i < 8; ++i) {
-          const int line = line_of(seat, tile, i >> 1), group = group_of(seat, i & 1);
-          if (line < 0) continue;
-          const std::uint32_t sample =
-              geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line)));
-          const float scale = p.sample_scale == nullptr ? 1.f : __ldg(p.sample_scale + sample);
-          const std::uint32_t at = base + L::kDy + (seat.row0 + (i >> 2) * 64 + (i >> 1 & 1) * 8 + seat.g) * 128 +
-                                   ((group ^ seat.g) << 4);
-          store_shared(at, scaled_dy<F, kGeneral>(load_shared(at), scale, p.options, geometry, line,
-                                                  position_of(seat, i >> 1), group));
+      for (int i = 0; i < 8; ++i) {
+        const int line = line_of(seat, tile, i >> 1), group = group_of(seat, i & 1);
+        if (line < 0) continue;
+        const std::uint32_t sample =
+            geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(line)));
+        const float scale = p.sample_scale == nullptr ? 1.f : __ldg(p.sample_scale + sample);
+        const std::uint32_t at = base + L::kDy + (seat.row0 + (i >> 2) * 64 + (i >> 1 & 1) * 8 + seat.g) * 128 +
+                                 ((group ^ seat.g) << 4);
+        store_shared(at, scaled_dy<F, kGeneral>(load_shared(at), scale, p.options, geometry, line,
+                                                position_of(seat, i >> 1), group));
       }
     }
     wgmma_publish();

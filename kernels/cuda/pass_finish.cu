@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(SumArguments p) 
   constexpr int kValues = Slab<kDim>::kValues, kParts = kDim / 64, kBlocks = kTotals<kDim> / kColumns;
   static_assert(kValues % kColumns == 0);
   __shared__ float4 shares[kShares][kColumns / 4];
-  release_next();  // finish_kernel, which waits for us, and so for who is before us
+  release_next();  // finish_kernel alone is next, which waits for us, and so for who is before us
   await_previous();
   if (blockIdx.x >= kBlocks) return sum_extra<kDim>(p, (static_cast<int>(blockIdx.x) - kBlocks) * kExtraChannels);
   const int column = static_cast<int>(threadIdx.x) % (kColumns / 4),
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   const int c = static_cast<int>(blockIdx.x) * kOwn, i = static_cast<int>(threadIdx.x), matrix = i / kDim,
             channel = i % kDim, lane = i & 31, warp = i >> 5;
   const PassWeights& w = p.weights;
-  // The weights are older than what we wait for.
+  // The weights are older than the backward, which had waited for all before it when it let the sums start. (Without
+  // any line there was no backward, and every product below is zero.)
   float weight[kOwn];
 #pragma unroll
   for (int k = 0; k < kOwn; ++k) weight[k] = w.qkv_weight[i * kDim + c + k];

@@ -34,11 +34,10 @@ struct LineArguments {
   int group;  // backward: heads whose probabilities are in shared memory at a time
 };
 
-// Where the rows of a tile lie, in x, in y or dx, and in dy (kNoRow: padding), their numbers among the tokens, and s_b of
-// their samples.
+// Where the rows of a tile lie, in x, in y or dx, and in dy (kNoRow: padding), and s_b of their samples.
 struct LineTable {
   static constexpr int kRows = 64;
-  std::int64_t x[kRows], y[kRows], dy[kRows], number[kRows];
+  std::int64_t x[kRows], y[kRows], dy[kRows];
   float scale[kRows];
 };
 
@@ -150,6 +149,14 @@ struct LineRows {
   __device__ __forceinline__ int line_of(int strip) const { return tile * geometry.lines_per_tile + slot_of(strip); }
 };
 
+// The number of the token in a row, for the draws of the branch's dropout. The row is none of padding's.
+__device__ __forceinline__ std::uint64_t line_token(const LineArguments& p, const LineRows& place, int row) {
+  const int slot = place.slot_of(row / 16), line = place.tile * p.geometry.lines_per_tile + slot;
+  return static_cast<std::uint64_t>(p.projection.first_line +
+                                    line_offset(p.geometry, static_cast<std::uint32_t>(line), p.token_numbers) +
+                                    (row - 16 * slot) * p.token_numbers.token);
+}
+
 // The last warps of a block, which have no attention to compute in tiles of 32 rows, fill the table of a tile; a
 // barrier, before it is read.
 template <int kThreads>
@@ -167,7 +174,6 @@ __device__ __forceinline__ void place_line_rows(const LineArguments& p, int tile
     table.x[row] = offset(p.x_strides);
     table.y[row] = offset(p.y_strides);
     table.dy[row] = offset(p.dy_strides);
-    if (p.projection.threshold != 0) table.number[row] = p.projection.first_line + offset(p.token_numbers);
     table.scale[row] =
         token && p.sample_scale != nullptr ? p.sample_scale[g.extent1.divide(g.extent2.divide(number))] : 1.f;
   }
@@ -265,8 +271,8 @@ __device__ __forceinline__ void normalise_line_rows(const LineArguments& p, cons
   }
 }
 
-// The two channels of a head from 8 n + 2t on, of rows g and g + 8 of a strip, by the angles of their positions, or back by
-// them.
+// Channels `channel` + 2t and the next of a head, of rows g and g + 8 of a strip, turned by the angles of their
+// positions, or back by them.
 template <class S, bool kBack>
 __device__ __forceinline__ void turn_line_tile(const LineArguments& p, int strip, int channel, float (&c)[4]) {
   const int first = (p.geometry.lines_per_tile == 1 ? strip * 16 : 0) + (lane_id() >> 2);

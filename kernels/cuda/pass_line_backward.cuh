@@ -57,8 +57,8 @@ __device__ __forceinline__ void load_line_gradients(const LineArguments& p, cons
       value[i] = channels.load(p.dy, offset);
       value[i].x *= scale, value[i].y *= scale;
       if (p.projection.threshold != 0 && channels.own) {
-        const uint2 draws = branch_draws(branch_key(p.projection), static_cast<std::uint64_t>(place.table.number[row]),
-                                         channels.channel / 8);
+        const uint2 draws =
+            branch_draws(branch_key(p.projection), line_token(p, place, row), channels.channel / 8);
         const std::uint32_t word = channels.channel % 8 < 4 ? draws.x : draws.y;
         const int byte = channels.channel % 4;
         value[i].x = keeps_byte(word, byte, p.projection.threshold) ? value[i].x * p.projection.scale : 0;

@@ -83,7 +83,7 @@ __device__ __forceinline__ void line_output(const LineArguments& p, const LineRo
   for (int half = 0; half < 2; ++half) {
     if (to[half] == kNoRow) continue;
     if (p.projection.threshold != 0) {
-      const auto token = static_cast<std::uint64_t>(place.table.number[strip * 16 + g + half * 8]);
+      const std::uint64_t token = line_token(p, place, strip * 16 + g + half * 8);
       const std::uint64_t key = branch_key(p.projection);
 #pragma unroll
       for (int n = 0; n < E::kTiles; ++n) {

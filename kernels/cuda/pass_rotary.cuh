@@ -1,4 +1,4 @@
-// What the general kernels of a fused pass know of positions and of the branch's output: the rotary embedding, and
+// What the general kernels of a fused pass, and those by tiles of a few lines, know of positions and of the branch's output: the rotary embedding, and
 // which channels of a token dropout keeps.
 #pragma once
 

@@ -184,7 +184,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           store_shared(to + L::kDy, gr[2 * kBlocks * r + i]);
         }
       }
-      if (p.dy_apart) {  // in a loop of its own: what few runs need must not take registers of all
+      // In a loop of its own: what few runs need must not take registers of all.
+      if (p.sample_scale != nullptr || (kGeneral && p.options.projection.threshold != 0)) {
 #pragma unroll 1
         for (int i = 0; i < 4 * kBlocks; ++i) {
           const int r = i / (2 * kBlocks), own = g + 8 * r, block = i % (2 * kBlocks) >> 1;

@@ -66,6 +66,15 @@ TEST(SelfCheck, HoldsTheKernelsAgainstTheReferenceAndCatchesAnError) {
       }
     }
   }
+  // Where nothing else is in the way of the kernels.
+  const app::Config residual =
+      app::load_config({}, {"train.precision=bfloat16", "train.self_check=always", "model.float32_residual=true",
+                            "model.dim=[64]", "model.heads=[4]", "model.depth=[1]"});
+  for (const at::Device& device : {at::Device(at::kCPU), at::Device(at::kCUDA, 0)}) {
+    if (device.is_cuda() && !at::hasCUDA()) continue;
+    EXPECT_NE(app::self_check(residual, grid, device), "");
+    EXPECT_THROW(app::self_check(residual, grid, device, 0.05), app::TrainError);
+  }
   EXPECT_EQ(app::self_check(with({"train.self_check=auto"}), grid, at::kCPU, 1), "") << "auto: on a GPU";
   EXPECT_EQ(app::self_check(with({}), grid, at::kCPU, 1), "");
   EXPECT_EQ(app::self_check(with({"train.self_check=always", "model.backend=reference"}), grid, at::kCPU, 1), "");

@@ -1,10 +1,12 @@
 // The fused MLP (kernels/mlp.h) on the current CUDA device against plain loops in float64.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
 #include <random>
 
+#include "kernels/features.h"
 #include "kernels/mlp.h"
 #include "tests/kernels/attention_harness.h"
 #include "tests/kernels/backend_test.h"
@@ -34,18 +36,21 @@ struct MlpCase {
   double dy_gain = 1;  // float16 ends at 65504, and gradients through a small x are large
   bool in_place = false;  // dx over dy
   double offset = 0.3;    // of x, in gains
+  double dropout = 0;     // of the output
   std::uint64_t seed = 1;
 
   std::string describe() const {
     return std::to_string(tokens) + " tokens, D " + std::to_string(dim) + ", hidden " + std::to_string(hidden) +
            ", " + name(dtype) + (float32_residual ? ", float32 residual" : "") + ", tokens a sample " +
            std::to_string(tokens_per_sample) + ", gain " + std::to_string(gain) + ", up gain " +
-           std::to_string(up_gain) + (in_place ? ", in place" : "") + ", seed " + std::to_string(seed);
+           std::to_string(up_gain) + ", dropout " + std::to_string(dropout) + (in_place ? ", in place" : "") +
+           ", seed " + std::to_string(seed);
   }
 };
 
 struct Numbers {
   std::vector<double> x, dy, scale, parameters[kParameterCount];
+  std::vector<std::uint8_t> keep;  // [tokens, D]; empty: no dropout
 };
 
 struct Results {
@@ -66,7 +71,10 @@ Results reference(const MlpCase& c, const Numbers& in) {
   std::vector<double> x_hat(d), z(d), dz(d), u(hidden), h(hidden), du(hidden), dv(d);
   for (std::size_t t = 0; t < static_cast<std::size_t>(c.tokens); ++t) {
     const double *x = &in.x[t * d], *dy = &in.dy[t * d];
-    const double scale = in.scale.empty() ? 1 : in.scale[t / static_cast<std::size_t>(c.tokens_per_sample)];
+    const double sample = in.scale.empty() ? 1 : in.scale[t / static_cast<std::size_t>(c.tokens_per_sample)];
+    const auto scale = [&](std::size_t i) {  // of a channel of the branch
+      return in.keep.empty() ? sample : in.keep[t * d + i] == 0 ? 0 : sample * dropout_rate(c.dropout).scale;
+    };
     double mean = 0, variance = 0;
     for (std::size_t i = 0; i < d; ++i) mean += x[i] / static_cast<double>(d);
     for (std::size_t i = 0; i < d; ++i) variance += (x[i] - mean) * (x[i] - mean) / static_cast<double>(d);
@@ -74,9 +82,9 @@ Results reference(const MlpCase& c, const Numbers& in) {
     for (std::size_t i = 0; i < d; ++i) {
       x_hat[i] = (x[i] - mean) * rstd;
       z[i] = x_hat[i] * gamma[i] + beta[i];
-      dv[i] = scale * dy[i];
+      dv[i] = scale(i) * dy[i];
       dz[i] = 0;
-      r.y[t * d + i] = x[i] + scale * down_bias[i];
+      r.y[t * d + i] = x[i] + scale(i) * down_bias[i];
       r.gradients[5][i] += dv[i];
     }
     for (std::size_t j = 0; j < hidden; ++j) {
@@ -85,7 +93,7 @@ Results reference(const MlpCase& c, const Numbers& in) {
       h[j] = u[j] * distribution(u[j]);
       double dh = 0;
       for (std::size_t i = 0; i < d; ++i) {
-        r.y[t * d + i] += scale * down[i * hidden + j] * h[j];
+        r.y[t * d + i] += scale(i) * down[i * hidden + j] * h[j];
         dh += down[i * hidden + j] * dv[i];
         r.gradients[4][i * hidden + j] += dv[i] * h[j];
       }
@@ -149,6 +157,16 @@ class MlpRun {
     if (!in.scale.empty()) problem.sample_scale = floats(in.scale);
     problem.tokens_per_sample = std::max<std::int64_t>(c.tokens_per_sample, 1);
     problem.x = address(0);
+    if (c.dropout > 0) {
+      const std::uint64_t rng[2] = {c.seed, 5};
+      auto state = std::make_shared<Bytes>(sizeof(rng));
+      std::memcpy(state->data(), rng, sizeof(rng));
+      problem.dropout.p = c.dropout;
+      problem.dropout.rng = static_cast<const std::uint64_t*>(device_.put(state));
+      problem.dropout.stream = std::uint64_t{1} << 32;
+      problem.dropout.first_line = (std::int64_t{1} << 33) - 100;  // the counter's high word
+      keep_ = std::make_shared<Bytes>(static_cast<std::size_t>(c.tokens * c.dim), kSentinel);
+    }
     packed_ = sentinels(cuda::mlp_packed_bytes(problem));
     workspace_ = sentinels(cuda::mlp_backward_workspace(problem));
     for (int i = 0; i < kParameterCount; ++i) {
@@ -160,6 +178,10 @@ class MlpRun {
   Status run(CUstream_st* stream = nullptr) {
     Status status = cuda::pack_mlp(problem, device_.put(packed_), stream);
     if (status.ok()) status = cuda::mlp_forward(problem, device_.put(packed_), address(2), stream);
+    if (status.ok() && keep_ != nullptr) {
+      status = cuda::feature_mask(case_.tokens, case_.dim, problem.dropout,
+                                  static_cast<std::uint8_t*>(device_.put(keep_)), stream);
+    }
     return status.ok() ? backward(gradients, stream) : status;
   }
   Status backward(const MlpGradients& wanted, CUstream_st* stream = nullptr) {
@@ -170,6 +192,7 @@ class MlpRun {
   // Empty, or what went wrong.
   std::string fetch(Results* out) {
     if (std::string error = device_.fetch(); !error.empty()) return error;
+    if (keep_ != nullptr) in.keep = *keep_;
     out->y = dense(tokens_, operands_[2]);
     out->dx = dense(tokens_, operands_[case_.in_place ? 1 : 3]);
     std::string text;
@@ -203,7 +226,7 @@ class MlpRun {
   Case tokens_;
   DeviceBuffers device_{Device::kCuda};
   std::vector<Operand> operands_;  // x, dy, y, dx
-  std::shared_ptr<Bytes> packed_, workspace_, gradients_[kParameterCount];
+  std::shared_ptr<Bytes> packed_, workspace_, gradients_[kParameterCount], keep_;
 };
 
 std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b) {
@@ -265,7 +288,11 @@ TEST_F(Mlp, MatchesFloat64) {
         c.tokens_per_sample = tokens == 63 ? 10 : 0;
         c.in_place = tokens == 64;
         EXPECT_EQ(check(c), "");
+        c.dropout = 0.3;
+        EXPECT_EQ(check(c), "");
         c.float32_residual = true;
+        EXPECT_EQ(check(c), "");
+        c.dropout = 0;
         c.offset = tokens == 400 ? 50 : 0.3;
         EXPECT_EQ(check(c), "");
       }
@@ -283,7 +310,9 @@ TEST_F(Mlp, ManyTiles) {
       c.hidden = 2 * dim;
       c.tokens_per_sample = tokens_per_sample;
       EXPECT_EQ(check(c), "");
-      c.float32_residual = true;
+      if (dim != 64) continue;  // the reference takes its time
+      c.dropout = 0.1;
+      c.float32_residual = tokens_per_sample == 0;
       EXPECT_EQ(check(c), "");
     }
   }
@@ -351,6 +380,12 @@ TEST_F(Mlp, RefusalsNameWhatIsWrong) {
   p = run.problem;
   p.tokens = -1;
   says(cuda::choose_mlp(p, &choice), Code::kInvalid, "-1 tokens");
+  p = run.problem;
+  p.dropout.p = 1;
+  says(cuda::choose_mlp(p, &choice), Code::kInvalid, "dropout p is 1");
+  run.problem.dropout.p = 0.5;
+  says(run.backward(run.gradients), Code::kInvalid, "rng is null");
+  run.problem.dropout.p = 0;
   MlpGradients some = run.gradients;
   some.up_bias = nullptr;
   says(run.backward(some), Code::kInvalid, "up_bias");

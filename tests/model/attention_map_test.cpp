@@ -105,6 +105,21 @@ TEST_P(AttentionMapTest, SharesAddUpThroughMergesOfOddGrids) {
   }
 }
 
+// Sixteen bits beside a float32 residual stream, through a merge, are near what float32 gives.
+TEST_P(AttentionMapTest, FollowsAFloat32Residual) {
+  AxialClassifierOptions o = small_options();
+  o.dim = {12, 16};
+  o.heads = {3, 2};
+  o.depth = {2, 1};
+  o.float32_residual = true;
+  AxialClassifier model(o);
+  model->to(device());
+  const at::Tensor images = torch::randn({2, 1, 9, 14}).to(options(at::kBFloat16));
+  const AttentionMaps maps = attention_rollout(*model, images),
+                      exact = attention_rollout(*model, images.to(at::kFloat));
+  EXPECT_LE(relative_error(maps.both, exact.both), 0.01);
+}
+
 TEST_P(AttentionMapTest, EvenAttentionGivesAnEvenMap) {
   AxialClassifier model(small_options());
   {

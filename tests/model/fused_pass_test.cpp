@@ -107,29 +107,32 @@ TEST_P(FusedPassTest, RotaryAndProjectionDropoutAmongOthers) {
 
 // Packed ahead of both passes, where weights are packed at all.
 TEST_P(FusedPassTest, PreparedPassesAreTheSame) {
-  const PassParameters first = pass_parameters(kDim, kHeads, 0, options(at::kFloat));
-  const PassParameters second = pass_parameters(kDim, kHeads, 0, options(at::kFloat));
-  const at::Tensor x = image(at::kBFloat16, Axis::kRow);
-  const auto run = [&](bool prepared) {
-    PassParameters p[2] = {copy_of(first, at::kFloat), copy_of(second, at::kFloat)};
-    const std::vector<at::Tensor> leaves[2] = {leaves_of(p[0]), leaves_of(p[1])};
-    PassOptions pass[2] = {pass_options(Axis::kRow), pass_options(Axis::kColumn)};
-    for (PassOptions& one : pass) {
-      one.rotary = rotary_table(one.axis == Axis::kRow ? kLength : kLines, kDim / kHeads, 20, options(at::kFloat));
-      one.projection_dropout = 0.3;
-    }
-    const at::Tensor from = leaf_of(x);
-    if (prepared) prepare_passes(from, p, pass, 2);
-    const at::Tensor y = axial_pass(axial_pass(from, p[0], pass[0]), p[1], pass[1]);
-    y.backward(at::ones_like(y));
-    std::vector<at::Tensor> results{y.detach(), from.grad()};
-    for (const auto& of : leaves) {
-      for (const at::Tensor& leaf : of) results.push_back(leaf.grad());
-    }
-    return results;
-  };
-  const std::vector<at::Tensor> plain = run(false), prepared = run(true);
-  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], prepared[i])) << i;
+  for (const bool float32_residual : {false, true}) {
+    const PassParameters first = pass_parameters(kDim, kHeads, 0, options(at::kFloat));
+    const PassParameters second = pass_parameters(kDim, kHeads, 0, options(at::kFloat));
+    const at::Tensor x = image(at::kBFloat16, Axis::kRow).to(float32_residual ? at::kFloat : at::kBFloat16);
+    const auto run = [&](bool prepared) {
+      PassParameters p[2] = {copy_of(first, at::kFloat), copy_of(second, at::kFloat)};
+      const std::vector<at::Tensor> leaves[2] = {leaves_of(p[0]), leaves_of(p[1])};
+      PassOptions pass[2] = {pass_options(Axis::kRow), pass_options(Axis::kColumn)};
+      for (PassOptions& one : pass) {
+        one.rotary = rotary_table(one.axis == Axis::kRow ? kLength : kLines, kDim / kHeads, 20, options(at::kFloat));
+        one.projection_dropout = 0.3;
+        if (float32_residual) one.arithmetic = at::kBFloat16;
+      }
+      const at::Tensor from = leaf_of(x);
+      if (prepared) prepare_passes(from, p, pass, 2);
+      const at::Tensor y = axial_pass(axial_pass(from, p[0], pass[0]), p[1], pass[1]);
+      y.backward(at::ones_like(y));
+      std::vector<at::Tensor> results{y.detach(), from.grad()};
+      for (const auto& of : leaves) {
+        for (const at::Tensor& leaf : of) results.push_back(leaf.grad());
+      }
+      return results;
+    };
+    const std::vector<at::Tensor> plain = run(false), prepared = run(true);
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], prepared[i])) << i;
+  }
 }
 
 // Without a random state nothing is dropped.

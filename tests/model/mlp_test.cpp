@@ -119,6 +119,17 @@ TEST_P(MlpTest, WrongShapesAreNamed) {
   MlpOptions options;
   options.sample_scale = torch::ones({3}, this->options(at::kFloat));
   EXPECT_NE(error_of([&] { call(leaf({2, 3, 4, 64}, 1), p, options); }).find("sample_scale"), std::string::npos);
+  options = {};
+  options.arithmetic = at::kDouble;
+  EXPECT_NE(error_of([&] {
+              call(leaf({2, 3, 4, 64}, 1), p, options);
+            }).find("mlp: arithmetic beside"),
+            std::string::npos);
+  options.arithmetic = at::kBFloat16;
+  EXPECT_NE(error_of([&] {
+              call(leaf({2, 3, 4, 64}, 1, 0, at::kHalf), p, options);
+            }).find("needs x in float32"),
+            std::string::npos);
 }
 
 AXIAL_ON_DEVICES(MlpTest);

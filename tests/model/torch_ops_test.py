@@ -320,6 +320,9 @@ class OnDevice:
                     self.assertClose(out.grad, ref.grad, parameter, f"d {name}")
         with self.assertRaisesRegex(RuntimeError, "bfloat16 or float16, is Double"):
             torch.ops.axial.axial_pass(*inputs, axis, heads, arithmetic=torch.float64)
+        with self.assertRaisesRegex(RuntimeError, "needs x in float32, is Double"):
+            torch.ops.axial.axial_pass(*(t if t is None else t.double() for t in inputs), axis, heads,
+                                       arithmetic=torch.bfloat16)
 
     def test_attention_agrees_with_plain_pytorch(self):
         no_yes = (False, True)
