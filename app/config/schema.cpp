@@ -104,16 +104,16 @@ std::vector<Key> make_schema() {
   add("model.attention_dropout", FIELD(model.attention_dropout), "0", below(0, 1), "",
       "dropout of attention probabilities, in steps of 1/256", "attn_drop attn_dropout dropout");
   add("model.projection_dropout", FIELD(model.projection_dropout), "0", below(0, 1), "",
-      "dropout of the output of each branch, in steps of 1/256", "proj_drop proj_drop_rate proj_dropout");
+      "dropout of the output of each branch, in steps of 1/256", "proj_drop proj_drop_rate proj_dropout dropout");
   add("model.drop_path", FIELD(model.drop_path), "0", below(0, 1), "",
       "stochastic depth of the deepest block, in steps of 1/256; rises linearly from 0 at the first",
       "drop_path_rate stochastic_depth");
   add("model.head_dropout", FIELD(model.head_dropout), "0", below(0, 1), "",
       "dropout before the linear head, in steps of 1/256", "dropout drop drop_rate");
   add("model.float32_residual", FIELD(model.float32_residual), "false", any(), "",
-      "train.precision bfloat16 or float16 (else without effect): tokens between the branches stay float32, at twice their "
-      "memory; arithmetic is the precision's; on CPUs and GPUs other than Hopper passes then run on library operators",
-      "residual_in_fp32 fp32_residual");
+      "keep the residual stream (tokens between the branches) in float32 while train.precision is bfloat16 or float16; "
+      "twice the tokens' memory, about twice the time of a step; CPUs and GPUs other than Hopper then leave the fused kernels",
+      "residual_in_fp32 fp32_residual residual residual_dtype");
   add("model.backend", FIELD(model.backend), "fused", one_of({"fused", "reference"}), "",
       "our kernels, or composed library operators");
 

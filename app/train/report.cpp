@@ -86,6 +86,10 @@ void log_run_header(const RunHeader& h) {
             counted(h.config.train.epochs, "epoch") + " of " + counted(h.batches, "batch") + " of " +
             std::to_string(h.config.data.batch_size) + " (" + counted(h.updates, "update") +
             (h.config.train.epochs == 1 ? ")" : " each)"));
+  if (m.float32_residual && h.config.train.precision.find("16") == std::string::npos) {
+    log::warning("model.float32_residual: without effect in " + h.config.train.precision +
+              ", which rounds no tokens to 16 bits; meant for train.precision=bfloat16 or float16");
+  }
   if (const std::string views = describe_views(h.config.train.eval_tta); !views.empty())
     log::info("evaluation: " + views);
   log_notes(h.sets.train);
