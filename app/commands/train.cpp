@@ -43,6 +43,7 @@ fs::path newest_run(const fs::path& root) {
 // Of a run that was killed before its first last.safetensors, whose disk was full, or whose last one is damaged: what
 // there is instead of it.
 std::string other_checkpoint(const fs::path& checkpoints, const fs::path& damaged = {}) {
+  if (checkpoints.filename() != "checkpoints") return "";  // a file that lies anywhere: its neighbours are others'
   fs::path newest;
   fs::file_time_type newest_time;
   std::error_code ignored;

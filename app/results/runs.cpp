@@ -125,6 +125,15 @@ double newest_write(const fs::path& folder) {
   return newest;
 }
 
+// A run writes an epoch's row, and then its checkpoints.
+bool holds_checkpoint(const fs::path& run) {
+  std::error_code error;
+  for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
 bool starts_with(const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; }
 
 }  // namespace
@@ -171,7 +180,8 @@ RunSummary read_run(const fs::path& path) {
   const bool said_best = starts_with(run.last_line, "info: best: ");  // what train says when it is done
   if (is_locked(path)) {
     run.state = RunState::kRunning;
-  } else if (said_best || (run.problem.empty() && run.epochs_done() >= run.config.train.epochs)) {
+  } else if (said_best || (run.problem.empty() && run.epochs_done() >= run.config.train.epochs &&
+                           !starts_with(run.last_line, "error: ") && holds_checkpoint(path))) {
     run.state = RunState::kFinished;
   } else {
     run.state = said_stopped ? RunState::kStopped : RunState::kFailed;

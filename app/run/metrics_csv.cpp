@@ -146,10 +146,21 @@ std::string rows_before(const fs::path& path, const std::vector<std::string>& co
 MetricsCsv::MetricsCsv(fs::path path, const std::vector<std::string>& columns, std::int64_t resume_at,
                        const fs::path& from)
     : path_(std::move(path)), columns_(columns.size()) {
-  const std::string rows = resume_at >= 0 ? rows_before(from.empty() ? path_ : from, columns, resume_at) : "";
+  const std::string text =
+      join(columns) + (resume_at >= 0 ? rows_before(from.empty() ? path_ : from, columns, resume_at) : "");
+  // Rows that the run is about to train anew are kept until there is one: it may come to none.
+  std::error_code ignored;
+  if (resume_at >= 0 && from.empty() && fs::file_size(behind_links(path_), ignored) > text.size() && !ignored) {
+    pending_ = text;
+  } else {
+    replace(text);
+  }
+}
+
+void MetricsCsv::replace(const std::string& text) const {
   try {
     AtomicFile file(behind_links(path_));  // which append follows, too
-    file.write(join(columns) + rows);
+    file.write(text);
     file.commit();
   } catch (const FileError& error) {
     throw RunError(error.what());
@@ -161,6 +172,11 @@ void MetricsCsv::append(const std::vector<std::string>& row) {
   const auto fail = [&](int error) {
     throw RunError(path_.string() + ": cannot be written: " + describe_error(error));
   };
+  if (!pending_.empty()) {
+    replace(pending_ + join(row));
+    pending_.clear();
+    return;
+  }
   // Opened for each row: nothing is buffered, and the file may be moved or edited meanwhile.
   const int file = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0) fail(errno);

@@ -106,6 +106,23 @@ bool is_run(const fs::path& path) {
                      [](const fs::path& file) { return is_run_file(file.filename().string()); });
 }
 
+// What a folder lacks of a run whose files it seems to hold: somebody may have a config.yaml, a metrics.csv or a
+// folder of checkpoints, too. Empty: it lacks nothing, or it holds no such file (a run that died at once leaves an
+// empty folder of checkpoints).
+std::string lacks(const fs::path& path) {
+  std::error_code ignored;
+  const std::vector<fs::path> files = files_in(path);
+  const bool traces = std::any_of(files.begin(), files.end(),
+                                  [](const fs::path& file) { return is_run_file(file.filename().string()); }) ||
+                      !fs::is_directory(path / "checkpoints", ignored) ||
+                      !fs::is_empty(path / "checkpoints", ignored);
+  if (!traces) return "";
+  for (const char* name : {"config.yaml", "train.log"}) {
+    if (!fs::is_regular_file(path / name, ignored)) return name;
+  }
+  return fs::is_directory(path / "checkpoints", ignored) ? "" : "checkpoints/";
+}
+
 void remove_run(const fs::path& path) {
   for (const fs::path& file : files_in(path / "checkpoints")) {
     const std::string name = file.filename().string();
@@ -137,7 +154,12 @@ void refuse_existing(const fs::path& path, RunDirectory::Mode mode) {
     const std::string other = others_in(path);
     if (!other.empty()) fail(path, "is no folder for a run: it holds " + other + "; name a new folder");
   }
-  if (mode != RunDirectory::Mode::kNew || !is_run(path)) return;
+  if (mode == RunDirectory::Mode::kResume || !is_run(path)) return;
+  if (const std::string missing = lacks(path); !missing.empty()) {
+    fail(path, "is no folder for a run: it holds files that are named as a run's are, but no " + missing +
+                   "; name a new folder");
+  }
+  if (mode != RunDirectory::Mode::kNew) return;
   const std::vector<fs::path> files = files_in(path / "checkpoints");
   const bool resumable = std::any_of(files.begin(), files.end(),
                                      [](const fs::path& file) { return file.extension() == kSuffix; });

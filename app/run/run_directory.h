@@ -60,8 +60,11 @@ class MetricsCsv {
   void append(const std::vector<std::string>& row);  // flushed at once
 
  private:
+  void replace(const std::string& text) const;
+
   std::filesystem::path path_;
   std::size_t columns_;
+  std::string pending_;  // what the file shall hold before the next row, where it holds rows of later ones
 };
 
 // A TensorBoard event file (TFRecord framing with masked CRC-32C, Event protobufs with simple_value

@@ -122,14 +122,25 @@ void Trainer::open_run(const std::filesystem::path& folder) {
   if (resumed && request_.mode == RunDirectory::Mode::kNew) copy_best();
   if (resumed && p.best_epoch > 0 && !has_best()) {
     log::warning(run_->best().string() + ": the checkpoint of the best epoch so far, " +
-                 std::to_string(p.best_epoch) +
-                 ", is not there; axial eval and axial predict take last.safetensors until an epoch is better");
+                 std::to_string(p.best_epoch) + ", is not there" +
+                 (std::filesystem::exists(run_->best())
+                      ? " (another one is); name the checkpoint to axial eval and "
+                        "axial predict until an epoch is better"
+                      : "; axial eval and axial predict take last.safetensors until "
+                        "an epoch is better"));
   }
 }
 
+// Is the checkpoint of the best epoch there, and not that of another one (of rows that are trained anew, say)?
 bool Trainer::has_best() const {
   std::error_code ignored;
-  return std::filesystem::is_regular_file(run_->best(), ignored);
+  if (!std::filesystem::is_regular_file(run_->best(), ignored)) return false;
+  try {
+    const SafetensorsFile file = read_safetensors(run_->best());
+    return checkpoint_info(file, run_->best()).progress.best_epoch == state_.progress.best_epoch;
+  } catch (const CheckpointError&) {
+    return false;
+  }
 }
 
 // A run that goes on in a folder of its own takes along the best checkpoint so far, where that lies beside the one it
@@ -167,7 +178,7 @@ TrainResult Trainer::run() {
     if (result.run.empty()) result.run = new_run_path(config_.train.output, config_.data.dataset);
     open_run(result.run);
     if (!checked.empty()) log::info(checked);
-    tried_ = p.updates + p.skipped;
+    const std::int64_t began = tried_ = p.updates + p.skipped;
     seconds_before_ = p.train_seconds;
     epoch_began_ = p.train_seconds - p.epoch_seconds;
     images_before_ = p.images;
@@ -182,14 +193,17 @@ TrainResult Trainer::run() {
     result.signal = SignalGuard::caught();
     if (unsaved_) save(run_->last());
     if (!finished()) {
-      log::info("stopped " + position_now() + "; continue with: axial train --resume=" + run_->path().string());
+      // Where nothing was trained there may be a newer one in the folder.
+      const bool as_it_was = !request_.checkpoint.empty() && p.updates + p.skipped == began;
+      log::info("stopped " + position_now() +
+                "; continue with: axial train --resume=" + (as_it_was ? request_.checkpoint : run_->path()).string());
     } else if (p.best_epoch > 0) {
       char best[96];
       std::snprintf(best, sizeof best, "best: epoch %lld, top1 %.2f %% of the %s",
                     static_cast<long long>(p.best_epoch), 100 * p.best_top1, chosen_by(config_).c_str());
       log::info(std::string(best) +
                 (has_best() ? " in checkpoints/best.safetensors, which axial eval and axial predict take"
-                            : ", whose checkpoint is not there: axial eval and axial predict take last.safetensors"));
+                            : ", whose checkpoint is not there: name one to axial eval and axial predict"));
     }
   }
   result.finished = finished();

@@ -185,19 +185,21 @@ TEST(Runs, StatesFollowFromTheFilesOfARun) {
   write_run(scratch / "failed", "error: after epoch 1/3: the training loss is nan", 1);
   write_run(scratch / "killed", "info: epoch 2/3  batch 7/16", 1);
   write_run(scratch / "busy", "info: epoch 2/3  batch 7/16", 1);
+  write_run(scratch / "full", "error: checkpoints/best.safetensors: cannot be written: No space left on device", 3);
   std::filesystem::create_directories(scratch / "no run");
   put(scratch / "config.yaml.txt", "");
   put(scratch / "busy/.lock", "1\n");
   const int lock = ::open((scratch / "busy/.lock").c_str(), O_RDWR);
   ASSERT_EQ(::flock(lock, LOCK_EX), 0);
   const std::vector<RunSummary> runs = list_runs(scratch.path());
-  ASSERT_EQ(runs.size(), 5u);
+  ASSERT_EQ(runs.size(), 6u);
   std::map<std::string, std::string> states;
   for (const RunSummary& run : runs) states[run.path.filename()] = name_of(run.state);
   EXPECT_EQ(states, (std::map<std::string, std::string>{{"done", "finished"},
                                                         {"stopped", "stopped"},
                                                         {"failed", "failed"},
                                                         {"killed", "failed"},
+                                                        {"full", "failed"},
                                                         {"busy", "running"}}));
   ::close(lock);
   EXPECT_EQ(name_of(read_run(scratch / "busy").state), "failed");

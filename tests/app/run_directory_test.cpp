@@ -91,6 +91,28 @@ TEST(RunDirectory, NeverAmongSomebodysPicturesOrFolders) {
   const RunDirectory run(scratch.path(), Mode::kNew);
 }
 
+// What bears the names of a run's files and is none.
+TEST(RunDirectory, NeverAmongFilesThatAreNamedAsARunsAre) {
+  const Scratch scratch;
+  fs::create_directories(scratch / "project" / "notes");
+  put(scratch / "project" / "config.yaml", "train: {epochs: 1}\n");
+  put(scratch / "project" / "metrics.csv", "my,own\n");
+  fs::create_directories(scratch / "models" / "checkpoints");
+  put(scratch / "models" / "train.log", "x");
+  put(scratch / "models" / "checkpoints" / "last.safetensors", "somebody's");
+  for (const Mode mode : {Mode::kNew, Mode::kOverwrite}) {
+    for (const auto& [folder, missing] : {std::pair("project", "train.log"), {"models", "config.yaml"}}) {
+      EXPECT_EQ(error_of(scratch / folder, mode),
+                (scratch / folder).string() +
+                    ": is no folder for a run: it holds files that are named as a run's are, but no " + missing +
+                    "; name a new folder");
+    }
+  }
+  EXPECT_EQ(names_in(scratch / "project"), (Names{"config.yaml", "metrics.csv", "notes"}));
+  EXPECT_EQ(names_in(scratch / "models"), (Names{"checkpoints", "train.log"}));
+  EXPECT_EQ(names_in(scratch / "models" / "checkpoints"), Names{"last.safetensors"});
+}
+
 TEST(RunDirectory, LeftoversOfKilledWritersGo) {
   const Scratch scratch;
   fs::create_directory(scratch / "checkpoints");
@@ -125,11 +147,12 @@ TEST(RunDirectory, TheLastFewEpochsStay) {
                    "epoch-0008.safetensors", "epoch-x.safetensors", "last.safetensors"}));
 }
 
-TEST(RunDirectory, AnyFileOfARunIsARun) {
+TEST(RunDirectory, AnyFileOfARunIsInTheWay) {
   for (const char* name : {"config.yaml", "metrics.csv", "train.log", "events.out.tfevents.1.h.2.0.axial"}) {
     const Scratch scratch;
     put(scratch / name, "mine");
-    EXPECT_HAS(error_of(scratch.path(), Mode::kNew), "a run is there already") << name;
+    for (const Mode mode : {Mode::kNew, Mode::kOverwrite})
+      EXPECT_HAS(error_of(scratch.path(), mode), "is no folder for a run") << name;
     EXPECT_EQ(get(scratch / name), "mine");
     EXPECT_EQ(names_in(scratch.path()).size(), 1u);
   }

@@ -38,7 +38,7 @@ TEST(MetricsCsv, AResumedFileReadsAsIfItHadNeverStopped) {
   for (const std::string rest : {"", "30,\n", "30,\n40,\n", "30,\n4", "30,\"\n40,\n", "3"}) {
     put(path, start + rest);
     MetricsCsv csv(path, {"step", "note"}, 30);
-    EXPECT_EQ(get(path), start) << rest;
+    EXPECT_EQ(get(path), start + rest) << "rows are lost to new ones alone";
     csv.append({"30", "again"});
     EXPECT_EQ(get(path), start + "30,again\n");
   }
@@ -53,8 +53,9 @@ TEST(MetricsCsv, AResumedFileReadsAsIfItHadNeverStopped) {
   MetricsCsv csv(path, {"step", "note"}, 30);
   EXPECT_EQ(get(path), "step,note\n");
   put(path, "step,note\r\n1,a\r\n2,b\r\n");
-  const MetricsCsv edited(path, {"step", "note"}, 2);
-  EXPECT_EQ(get(path), "step,note\n1,a\r\n");
+  MetricsCsv edited(path, {"step", "note"}, 2);
+  edited.append({"2", "c"});
+  EXPECT_EQ(get(path), "step,note\n1,a\r\n2,c\n");
 }
 
 TEST(MetricsCsv, WhatCannotBeResumedIsNamedAndKept) {

@@ -1,5 +1,6 @@
 // What is refused before a run starts, what a refused start leaves (nothing), and what a resumed one may be.
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <set>
@@ -226,6 +227,22 @@ TEST_F(Start, AResumedRunIsNotShorterThanItIs) {
   ASSERT_EQ(run(unnamed({"-o", "run", "train.epochs=3", "--stop-after", "2"})).code, 0);
   expect_error(run({"train", "--resume=run", "train.epochs=1"}), 2, {"train.epochs: is 1", "2 epochs", "of 3"});
   EXPECT_EQ(run({"train", "--resume=run", "train.epochs=2"}).code, 0) << "it ends where it is";
+}
+
+// Going back to an older checkpoint loses nothing before something is trained anew, and says whose best there is.
+TEST_F(Start, AnOlderCheckpointLosesNoRowsUntilItTrains) {
+  ASSERT_EQ(run(small("run", {"train.epochs=3", "train.keep_last=3"})).code, 0);
+  const std::string rows = read_file(folder_ / "run" / "metrics.csv");
+  const std::string older = "run/checkpoints/epoch-0001.safetensors";
+  const Outcome nothing = run({"train", "--resume=" + older, "--stop-after", "1"});
+  EXPECT_EQ(nothing.code, 0) << nothing.err;
+  EXPECT_NE(nothing.err.find("nothing is trained"), std::string::npos) << nothing.err;
+  EXPECT_NE(nothing.err.find("--resume=" + older), std::string::npos) << nothing.err;
+  EXPECT_EQ(read_file(folder_ / "run" / "metrics.csv"), rows);
+  const Outcome again = run({"train", "--resume=" + older, "--stop-after", "2"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  const std::string cut = read_file(folder_ / "run" / "metrics.csv");
+  EXPECT_EQ(std::count(cut.begin(), cut.end(), '\n'), 3) << "the header and two epochs";
 }
 
 TEST_F(Start, WhatARunHasLostIsSaidOrRefused) {
