@@ -108,6 +108,17 @@ void check_output(const Config& config, const std::filesystem::path& run) {
   if (d.cache == "disk" && !d.cache_dir.empty()) check("data.cache_dir", d.cache_dir);
 }
 
+void check_replaced(const Config& config, const std::filesystem::path& run) {
+  namespace fs = std::filesystem;
+  if (config.train.init_from.empty()) return;
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(fs::absolute(config.train.init_from, error), error),
+                 inside = whole.lexically_relative(fs::weakly_canonical(fs::absolute(run, error), error));
+  if (inside.empty() || *inside.begin() == "..") return;
+  throw ConfigError("train.init_from: " + config.train.init_from +
+                    " lies in the run that --overwrite replaces; choose another folder for the new one");
+}
+
 void check_result(const OutputFile& file, const Config& config) {
   namespace fs = std::filesystem;
   std::error_code error;

@@ -30,6 +30,10 @@ void check_model(const AxialClassifierOptions& options, double memory);
 // folder of the run that is about to be made, or the one that it will be made in.
 void check_output(const Config& config, const std::filesystem::path& run);
 
+// What a run starts from does not lie in the run that it replaces: until its own first checkpoint there would be none.
+// Throws ConfigError.
+void check_replaced(const Config& config, const std::filesystem::path& run);
+
 // No result is written over a list or a picture of the run's set, nor among its pictures. Throws RunError.
 void check_result(const OutputFile& file, const Config& config);
 

@@ -49,6 +49,7 @@ Trainer::Trainer(const TrainRequest& request)
   if (config_.train.detect_anomaly) anomaly_ = std::make_unique<Anomaly>(*state_.model);
   check_norm(config_, state_.model->grid(), sets_.train.size());
   check_output(config_, request.run.empty() ? std::filesystem::path(config_.train.output) : request.run);
+  if (request.mode == RunDirectory::Mode::kOverwrite) check_replaced(config_, request.run);
   per_epoch_ = train_batches_.per_epoch();
   updates_per_epoch_ = ceil_div(per_epoch_, config_.train.accumulate);
   if (request.stop_after > 0)

@@ -229,6 +229,17 @@ TEST_F(Start, AResumedRunIsNotShorterThanItIs) {
   EXPECT_EQ(run({"train", "--resume=run", "train.epochs=2"}).code, 0) << "it ends where it is";
 }
 
+TEST_F(Start, ARunIsNotReplacedByOneThatStartsFromIt) {
+  ASSERT_EQ(run(small("run", {"train.epochs=1"})).code, 0);
+  const std::string before = read_file(folder_ / "run" / "checkpoints" / "last.safetensors");
+  for (const std::string from : {"run", "run/checkpoints/last.safetensors", "./run/"}) {
+    expect_error(run(small("run", {"--overwrite", "train.init_from=" + from})), 2,
+                 {"train.init_from: ", "lies in the run that --overwrite replaces"});
+  }
+  EXPECT_EQ(read_file(folder_ / "run" / "checkpoints" / "last.safetensors"), before);
+  EXPECT_EQ(run(small("other", {"train.init_from=run"})).code, 0);
+}
+
 // Going back to an older checkpoint loses nothing before something is trained anew, and says whose best there is.
 TEST_F(Start, AnOlderCheckpointLosesNoRowsUntilItTrains) {
   ASSERT_EQ(run(small("run", {"train.epochs=3", "train.keep_last=3"})).code, 0);
