@@ -189,11 +189,11 @@ __global__ void __launch_bounds__(128 * S::kGradientGroups, 1)
     if constexpr (kInputs) tile.store(out);
   }
 
-  // Slabs are the sums of both warpgroups: the second one's pass through shared memory.
+  // Slabs are the sums of both warpgroups: the second one's pass through its own part of shared memory.
   copy_wait<0>();
-  __syncthreads();
+  barrier(1 + group, 128);  // no warp of it reads its tiles any more
   const int lane = late(lane_id()), t = lane & 3, channel = row0 + (lane >> 2);
-  float* const passed = reinterpret_cast<float*>(shared);
+  float* const passed = reinterpret_cast<float*>(shared + L::kPassed);
   float* const slab = group == 0 ? p.slabs + std::int64_t{blockIdx.x} * S::slab(kPart) : passed;
   const auto put = [&](int at, float2 v) {
     if (group == 0) {

@@ -80,9 +80,10 @@ struct MlpGradientShape {
   static_assert(4 * (kPart + S::kGradientGroups * 64) <= 1024);
   // Of a warpgroup: x and dy, and the next ones; h; du.
   static constexpr int kH = 4 * kTile, kDu = kH + kHidden, kGroupBytes = kDu + kHidden;
-  // At the end the sums of one warpgroup pass through it.
-  static constexpr int kUsed = kTiles + S::kGradientGroups * kGroupBytes, kPassed = 4 * S::slab(kPart),
-                       kBytes = kUsed > kPassed ? kUsed : kPassed;
+  // At the end the second warpgroup's sums pass to the first one where its own tiles were.
+  static constexpr int kPassed = kTiles + kGroupBytes, kUsed = kTiles + S::kGradientGroups * kGroupBytes,
+                       kSumsEnd = kPassed + 4 * S::slab(kPart), kBytes = kUsed > kSumsEnd ? kUsed : kSumsEnd;
+  static_assert(S::kGradientGroups == 2);
   static_assert(kBytes <= 227 * 1024);
 };
 
