@@ -63,7 +63,7 @@ struct MlpRows {
         v[2 * i] = pair.x;
         v[2 * i + 1] = pair.y;
       }
-      rstd[r] = normalise_row<S::kDim>(v, eps);
+      rstd[r] = normalise_row<S::kDim>(v, 1.f / S::kDim, eps, [](int) { return true; });
 #pragma unroll
       for (int i = 0; i < 2 * S::kSteps; ++i) x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i], v[2 * i + 1]);
     }

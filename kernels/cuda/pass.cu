@@ -44,7 +44,7 @@ Status check_wgmma(const PassProblem& problem, const CardLimits& card) {
     return unsupported(problem, "the kernels need an sm_90a build (AXIAL_CUDA_ARCHITECTURES has no 90)");
   if (card.capability != 90) return unsupported(problem, "the kernels need a card of compute capability 9.0");
   bool found = false;
-  for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto) { found = true; });
+  for_forward_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto) { found = true; });
   if (!found) return unsupported(problem, "no kernel for this D and heads");
   if (problem.lines.length > kMaxPassLength) return unsupported(problem, "lines go up to 128 tokens");
   if (problem.lines.count() > kMaxLines) return unsupported(problem, "lines go up to 2^30 in number");
@@ -53,14 +53,8 @@ Status check_wgmma(const PassProblem& problem, const CardLimits& card) {
 Status check_wgmma_backward(const PassProblem& problem, const CardLimits& card) {
   const Status status = check_wgmma(problem, card);
   if (!status.ok()) return status;
-  const int strips = std::max(line_pitch(static_cast<int>(problem.lines.length)) / 16, 1);
-  const bool is_general = general(problem);
-  bool found = false;
-  for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
-    using S = decltype(shape);
-    found = backward_serves<S>(strips, is_general) || split_serves<S>(strips, is_general);
-  });
-  return found ? Status{} : unsupported(problem, "no backward for this D, heads and length");
+  const bool found = for_padded_shape<__nv_bfloat16>(problem.dim, problem.heads, [](auto) {});
+  return found ? Status{} : unsupported(problem, "no backward for this D and heads");
 }
 
 enum class Family { kNone, kWgmma, kLines };  // pass_forward.cuh and its siblings; pass_line.cuh
@@ -147,6 +141,8 @@ PassArguments arguments_of(const PassProblem& problem, const void* packed) {
             static_cast<float>(rate.scale)};
   };
   PassOptions& o = a.options;
+  o.width = {static_cast<int>(problem.dim), static_cast<int>(problem.heads),
+             static_cast<int>(problem.dim / problem.heads / 2), 1.f / static_cast<float>(problem.dim)};
   o.dropout = dropout(problem.dropout);
   o.projection = dropout(problem.projection);
   o.token_numbers = strides(problem.projection_outer, problem.projection_token);
@@ -184,13 +180,14 @@ Status check_gradients(const PassProblem& problem, const PassGradients& g, bool*
 PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, const CardLimits& card,
                                LineGeometry& geometry) {
   PassBackwardPlan plan;
-  for_pass_split_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
+  for_padded_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
     using S = decltype(shape);
     using Split = PassSplitShape<S>;
     // The one kernel knows different layouts in its general version alone; the two know them always.
-    plan.general = general(problem) || !same_layout;
+    const bool is_general = general(problem) || !fits<S>(problem.dim, problem.heads);
+    plan.general = is_general || !same_layout;
     plan.split = !backward_serves<S>(geometry.strips, plan.general);
-    if (plan.split && split_serves<S>(geometry.strips, general(problem))) plan.general = general(problem);
+    if (plan.split) plan.general = is_general || !split_serves<S>(geometry.strips, false);
     static_assert(Split::kRows == PassBackwardShape<PassShape<__nv_bfloat16, 64, 4, 16>>::kRows);
     geometry.lines_per_tile =
         geometry.pitch < 16 ? Split::kRows / geometry.pitch : Split::kRows / 16 / geometry.strips;
@@ -253,24 +250,38 @@ Status choose_pass(const PassProblem& problem, KernelChoice* choice) {
   const Status status = card_limits(&card);
   if (!status.ok()) return status;
   const Direction forward = forward_of(problem, card), backward = backward_of(problem, card);
+  bool is_general = general(problem);
+  int padded_to = static_cast<int>(problem.dim);
   const auto say = [&](char(&text)[64], Family family) {
     if (family == Family::kLines) std::snprintf(text, sizeof(text), "fused %s", line_arithmetic(problem));
     if (family == Family::kWgmma) {
-      std::snprintf(text, sizeof(text), "fused %s wgmma%s", name(problem.dtype), general(problem) ? ", general" : "");
+      char padding[32] = "";
+      if (padded_to != problem.dim) std::snprintf(padding, sizeof(padding), ", padded to %d", padded_to);
+      std::snprintf(text, sizeof(text), "fused %s wgmma%s%s", name(problem.dtype), is_general ? ", general" : "",
+                    padding);
     }
   };
+  const auto look = [&](auto shape) {
+    using S = decltype(shape);
+    padded_to = S::kDim;
+    is_general = general(problem) || !fits<S>(problem.dim, problem.heads);
+  };
+  for_forward_shape<__nv_bfloat16>(problem.dim, problem.heads, look);
   say(choice->forward, forward.family);
-  if (forward.family != Family::kNone) say(choice->backward, backward.family);
+  if (forward.family == Family::kNone) return forward.why;
+  if (backward.family == Family::kWgmma) {
+    for_padded_shape<__nv_bfloat16>(problem.dim, problem.heads, look);
+    LineGeometry geometry = arguments_of(problem, nullptr).geometry;
+    is_general = backward_plan(problem, true, card, geometry).general;
+  }
+  say(choice->backward, backward.family);
   return forward.why;
 }
 
 std::size_t packed_bytes(const PassProblem& problem) {
-  std::size_t bytes = 0;
   CardLimits card;
   if (!card_limits(&card).ok() || !check_wgmma(problem, card).ok()) return 0;
-  for_pass_shape<__nv_bfloat16>(problem.dim, problem.heads,
-                                [&](auto shape) { bytes = decltype(shape)::kPackedBytes; });
-  return bytes;
+  return packed_places(problem.dim, problem.heads).bytes;
 }
 
 Status pack_weights(const PassProblem& problem, void* packed, CUstream_st* stream) {
@@ -388,7 +399,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       arguments.x = problem.x.data;
       arguments.dy = dy.data;
       arguments.dx = dx.data;
-      arguments.packed = forward.packed;
+      arguments.packed = forward.packed + packed_places(problem.dim, problem.heads).backward;
       arguments.packed_early = forward.packed_early;
       arguments.slabs = slabs;
       arguments.sample_scale = problem.sample_scale;

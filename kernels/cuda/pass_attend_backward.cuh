@@ -71,7 +71,8 @@ struct AttendBackward {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         const float2 v = turn_back(make_float2(d[n][2 * r], d[n][2 * r + 1]),
-                                   rotary_angle<S>(context.options.rotary, position, 8 * n + 2 * (lane_id() & 3)));
+                                   rotary_angle(context.options.rotary, context.options.width.head_pairs, position,
+                                                8 * n + 2 * (lane_id() & 3)));
         d[n][2 * r] = v.x;
         d[n][2 * r + 1] = v.y;
       }
@@ -372,7 +373,7 @@ struct AttendBackward {
         line += query >> (__ffs(context.pitch) - 1);  // such a pitch is a power of two
         query &= context.pitch - 1;
       }
-      const Philox4 draws = dropout_draws(mask_key, static_cast<std::uint64_t>(line * S::kHeads + head),
+      const Philox4 draws = dropout_draws(mask_key, static_cast<std::uint64_t>(line * context.options.width.heads + head),
                                           static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {

@@ -81,12 +81,14 @@ struct Attend {
   // What the general kernel needs beside: positions for bias, causality and dropout.
   struct Context {
     const float* bias;  // of the group's first head, [head][2L-1]; null: none
+    int bias_step;      // 2L-1; 0 where the group's second head is padding
     bool causal;
     std::uint64_t key;        // of the dropout mask
     std::uint32_t threshold;  // 0: no dropout
     std::uint64_t row[2];     // line * heads + first head of the group, of rows g and g + 8
     int query[2];             // position in the line of rows g and g + 8
     const float2* rotary;     // PassOptions
+    int head_pairs;           // PassWidth
   };
 
   // Softmax statistics and sums of one group, over the keys met so far.
@@ -135,7 +137,7 @@ struct Attend {
             const bool valid = key < place.length && query < place.length;
             if (valid && context.bias != nullptr) {
               s[h][j][i >> 2][i & 3] =
-                  __ldg(context.bias + h * (2 * place.length - 1) + query - key + place.length - 1) * 1.44269504f;
+                  __ldg(context.bias + h * context.bias_step + query - key + place.length - 1) * 1.44269504f;
             }
             if (context.causal && key > query) s[h][j][i >> 2][i & 3] = -INFINITY;
           }
@@ -319,7 +321,7 @@ struct Attend {
         float* v = qkv + 4 * c + 2 * r;
         const float2 b = *reinterpret_cast<const float2*>(bias + 8 * c + 2 * t);
         const float2 turned = turn(make_float2(v[0] + b.x, v[1] + b.y),
-                                   rotary_angle<S>(context.rotary, position, 8 * n + 2 * t));
+                                   rotary_angle(context.rotary, context.head_pairs, position, 8 * n + 2 * t));
         v[0] = turned.x;
         v[1] = turned.y;
       }

@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   const std::uint32_t base = shared_address(shared);
   const LineGeometry& geometry = p.geometry;
   const float* qkv_bias = reinterpret_cast<const float*>(shared + L::kBias);
+  const float inverse = kGeneral ? p.options.width.inverse : 1.f / S::kDim;
 
   if (!p.packed_early) await_previous();
   for (int i = static_cast<int>(threadIdx.x); i < S::kQkvBytes / 16; i += L::kThreads) {
@@ -103,6 +104,9 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
   // 16-byte group j (0, 1) of a thread in a row: odd rows start with the second half, so that the threads of two rows
   // meet all banks.
   const auto group_of = [](const Seat& seat, int j) { return 4 * ((seat.g ^ j) & 1) + seat.t; };
+  const auto live = [&](const Seat& seat, int j) {
+    return !kGeneral || 8 * group_of(seat, j) < p.options.width.channels;
+  };
   uint4 xr[8], gr[8];
   const auto load = [&](int tile) {
     if (kGeneral && p.options.float32_residual) {  // read where it is normalised; what was here need not be kept
@@ -116,7 +120,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         v[i] = make_uint4(0, 0, 0, 0);
-        if (rows[i >> 1] != kNoRow)
+        if (rows[i >> 1] != kNoRow && live(seat, i & 1))
           v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] +
                                                  8 * group_of(seat, i & 1));
       }
@@ -168,7 +172,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
         };
         const int own = seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g;
         const float rstd = stream_to_tile<S>(
-            p.x, offset(p.x_strides), p.dy, offset(p.dy_strides), p.eps, L::kDy - L::kX,
+            p.x, offset(p.x_strides), p.dy, offset(p.dy_strides), p.options.width, p.eps, L::kDy - L::kX,
             [&](int j) { return group_of(seat, j); },
             [&](int, int group) { return base + L::kX + own * 128 + ((group ^ seat.g) << 4); });
         if (seat.t == 0) reinterpret_cast<float*>(shared + L::kRstd)[own] = rstd;
@@ -186,16 +190,16 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
           a += v[2 * k];
           b += v[2 * k + 1];
         }
-        const float mean = quad_sum(a + b) * (1.f / S::kDim);
+        const float mean = quad_sum(a + b) * inverse;
         a = b = 0;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-          v[2 * k] -= mean;
-          v[2 * k + 1] -= mean;
+          v[2 * k] -= live(seat, k >> 2) ? mean : 0.f;
+          v[2 * k + 1] -= live(seat, k >> 2) ? mean : 0.f;
           a = fmaf(v[2 * k], v[2 * k], a);
           b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }
-        const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
+        const float rstd = inverse_square_root(quad_sum(a + b) * inverse + p.eps);
 #pragma unroll
         for (int k = 0; k < 8; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
         const int own = seat.row0 + (i >> 1) * 64 + (i & 1) * 8 + seat.g;
@@ -270,7 +274,8 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
         for (int c = 0; c < 16; ++c) {  // 8 channels
           const int row = qkv_row<S>(c / 8, 8 * (c % 8) / S::kHeadDim, 8 * (c % 8) % S::kHeadDim);
           float* v = qkv + row / 2 + 2 * r;
-          const float2 angle = rotary_angle<S>(p.options.rotary, position, 8 * (c % 8) % S::kHeadDim + 2 * t);
+          const float2 angle = rotary_angle(p.options.rotary, p.options.width.head_pairs, position,
+                                            8 * (c % 8) % S::kHeadDim + 2 * t);
           const float2 b = bias_of(m, row), turned = turn(make_float2(v[0] + b.x, v[1] + b.y), angle);
           v[0] = turned.x;
           v[1] = turned.y;
@@ -329,6 +334,7 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
 #pragma unroll 1
       for (int item = first; item < last; ++item) {
         const int line = item / kLineItems, head = item % kLineItems * kHeads;
+        if (kGeneral && head >= p.options.width.heads) continue;
         const int row0 = half * L::kRows + line * (16 * kStrips);
         if constexpr (kTogether) {
           AttendTogether<S, L, kStrips>::run(base, row0, head, context);
@@ -391,8 +397,8 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        mean[r] = quad_sum(mean[r]) * (-1.f / S::kDim);
-        mean_x[r] = quad_sum(mean_x[r]) * (-1.f / S::kDim);
+        mean[r] = quad_sum(mean[r]) * -inverse;
+        mean_x[r] = quad_sum(mean_x[r]) * -inverse;
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) {

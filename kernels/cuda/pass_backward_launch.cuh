@@ -9,8 +9,8 @@ namespace axial::kernels::cuda {
 template <class S, int kStrips, bool kGeneral>
 bool launch_pass_backward_strips(const PassBackwardArguments& arguments, const PassBackwardPlan& plan,
                                  cudaStream_t stream, Status* status) {
-  using L = PassBackwardShape<S>;
-  if constexpr (kStrips <= L::max_strips(kGeneral)) {
+  if constexpr (backward_serves<S>(kStrips, kGeneral)) {
+    using L = PassBackwardShape<S>;
     *status = launch_early(pass_backward_kernel<S, kStrips, kGeneral>, arguments, plan.blocks, L::kThreads, L::kBytes,
                            stream, "fused pass backward");
     return true;
@@ -23,7 +23,7 @@ Status launch_pass_backward(const PassBackwardArguments& arguments, const PassBa
                             std::int64_t heads, bool general, cudaStream_t stream) {
   Status status;
   bool launched = false;
-  for_pass_backward_shape<V>(dim, heads, [&](auto shape) {
+  for_padded_shape<V>(dim, heads, [&](auto shape) {
     using S = decltype(shape);
     const auto with = [&](auto strips) {
       launched = general ? launch_pass_backward_strips<S, strips(), true>(arguments, plan, stream, &status)

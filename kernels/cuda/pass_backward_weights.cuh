@@ -20,12 +20,13 @@ __device__ __forceinline__ void store_dx(std::uint32_t base, const PassBackwardA
   const RowPlace<kStrips> place{p.geometry, 2 * warp + (lane >> 4)};
   const std::uint32_t rows = base + L::kStage + (half * L::kRows + warp * 32) * 128;
   const std::int64_t own = place.offset_of(tile, lane & 15, kGeneral ? p.dx_strides : p.x_strides);
+  const bool live = !kGeneral || 8 * column < p.options.width.channels;
   if (!p.dy_apart) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int row = 4 * i + (lane >> 3);
       const std::int64_t to = __shfl_sync(~0u, own, row);
-      if (to == kNoRow) continue;
+      if (to == kNoRow || !live) continue;
       *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * column) =
           load_shared(rows + row * 128 + ((column ^ (row & 7)) << 4));
     }
@@ -37,7 +38,7 @@ __device__ __forceinline__ void store_dx(std::uint32_t base, const PassBackwardA
   for (int i = 0; i < 8; ++i) {
     const int row = 4 * i + (lane >> 3);
     const std::int64_t to = __shfl_sync(~0u, own, row), from = __shfl_sync(~0u, own_dy, row);
-    if (to == kNoRow) continue;
+    if (to == kNoRow || !live) continue;
     const uint4 v = load_shared(rows + row * 128 + ((column ^ (row & 7)) << 4));
     if (kGeneral && p.options.float32_residual) {
       store_stream_dx<F>(p.dx, to, p.dy, from, 8 * column, v);
@@ -62,7 +63,7 @@ __device__ __forceinline__ void fetch_ahead(const PassBackwardArguments& p, int 
   if (x == kNoRow) return;
   const std::int64_t dy = kGeneral ? place.offset_of(tile, lane & 15, p.dy_strides) : x;
   if (kGeneral && p.options.float32_residual) {
-    for (int i = 0; i < S::kDim; i += 32) {
+    for (int i = 0; i < p.options.width.channels; i += 32) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.x) + x + i));
       asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.dy) + dy + i));
     }

@@ -26,12 +26,29 @@ struct Slab {
 };
 static_assert(Slab<64>::kValues == PassBackwardShape<PassShape<__half, 64, 4, 16>>::kSlab);
 
+// What there is of the slab's kDim channels of tokens and of heads (PassWidth): D; d, and of the slab.
+struct SlabWidth {
+  int channels, head_dim, padded;
+};
+// kPadded: not all of them.
+template <int kDim, bool kPadded>
+struct Width : SlabWidth {
+  __device__ __forceinline__ int dim() const { return kPadded ? channels : kDim; }
+  // The row of a weight matrix that is channel i of the slab's heads, or -1.
+  __device__ __forceinline__ int row_of(int i) const {
+    if (!kPadded) return i;
+    const int head = i / padded, c = i % padded, row = head * head_dim + c;
+    return c < head_dim && row < channels ? row : -1;
+  }
+};
+
 struct SumArguments {
   PassWeights weights;
   const float* slabs;  // [blocks][kValues]; block b holds part b % parts
   float* totals;       // [parts][kValues], and then SumExtra
   int blocks;
   bool explicit_biases;
+  SlabWidth width;
 };
 
 // Behind the totals: sums over the tokens of dV, [D], and the bias of V that was folded into the output's, [D].
@@ -42,9 +59,10 @@ inline constexpr int kTotals = kDim / 64 * Slab<kDim>::kValues;
 constexpr int kExtraChannels = 32;
 
 // What finish_kernel needs of all channels: block `first / kExtraChannels` of those behind the sums.
-template <int kDim>
+template <int kDim, bool kPadded>
 __device__ void sum_extra(const SumArguments& p, int first) {
   using L = Slab<kDim>;
+  const Width<kDim, kPadded> width{p.width};
   constexpr int kPerChannel = kSumThreads / kDim;  // threads that share the sum of a channel of dy
   __shared__ float dy[kPerChannel][kDim], parts[kSumThreads / kExtraChannels][kExtraChannels];
   const PassWeights& w = p.weights;
@@ -60,12 +78,14 @@ __device__ void sum_extra(const SumArguments& p, int first) {
     dy[share][column] = sum;
     __syncthreads();
     sum = 0;
+    const int row = width.row_of(first + lane);
 #pragma unroll
     for (int k = warp; k < kDim; k += kSumThreads / 32) {
+      if (kPadded && (k >= width.channels || row < 0)) break;
       float total = dy[0][k];
 #pragma unroll
       for (int i = 1; i < kPerChannel; ++i) total += dy[i][k];
-      sum += total * w.out_weight[k * kDim + first + lane];
+      sum += total * w.out_weight[k * width.dim() + row];
     }
     parts[warp][lane] = sum;
     __syncthreads();
@@ -77,11 +97,14 @@ __device__ void sum_extra(const SumArguments& p, int first) {
   }
 #pragma unroll
   for (int i = warp; i < kExtraChannels; i += kSumThreads / 32) {
-    const int row = 2 * kDim + first + i;
+    const int own = width.row_of(first + i), row = 2 * width.dim() + own;
     float bias = 0;
-    if (!p.explicit_biases) {
+    if (!p.explicit_biases && own >= 0) {
 #pragma unroll
-      for (int k = 0; k < kDim; k += 32) bias += w.qkv_weight[row * kDim + k + lane] * w.norm_bias[k + lane];
+      for (int k = 0; k < kDim; k += 32) {
+        if (!kPadded || k + lane < width.channels)
+          bias += w.qkv_weight[row * width.dim() + k + lane] * w.norm_bias[k + lane];
+      }
 #pragma unroll
       for (int step = 16; step > 0; step >>= 1) bias += __shfl_xor_sync(~0u, bias, step);
       if (w.qkv_bias != nullptr) bias += w.qkv_bias[row];
@@ -92,14 +115,17 @@ __device__ void sum_extra(const SumArguments& p, int first) {
 
 // totals[part][i] = sum over the part's blocks: kShares threads add every kShares-th of them, then their sums in
 // order.
-template <int kDim>
+template <int kDim, bool kPadded>
 __global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(SumArguments p) {
   constexpr int kValues = Slab<kDim>::kValues, kParts = kDim / 64, kBlocks = kTotals<kDim> / kColumns;
   static_assert(kValues % kColumns == 0);
   __shared__ float4 shares[kShares][kColumns / 4];
   release_next();  // finish_kernel alone is next, which waits for us, and so for who is before us
   await_previous();
-  if (blockIdx.x >= kBlocks) return sum_extra<kDim>(p, (static_cast<int>(blockIdx.x) - kBlocks) * kExtraChannels);
+  if (blockIdx.x >= kBlocks) {
+    sum_extra<kDim, kPadded>(p, (static_cast<int>(blockIdx.x) - kBlocks) * kExtraChannels);
+    return;
+  }
   const int column = static_cast<int>(threadIdx.x) % (kColumns / 4),
             share = static_cast<int>(threadIdx.x) / (kColumns / 4);
   const int at = static_cast<int>(blockIdx.x) * kColumns + 4 * column, part = at / kValues, i = at % kValues;
@@ -119,22 +145,26 @@ struct FinishArguments {
   const float* totals;
   float query_scale;
   bool explicit_biases, rotary;
+  SlabWidth width;
 };
 
 constexpr int kOwn = 4;  // channels of a block
 
 // A block: kOwn input channels of W_qkv and output channels of W_out. Thread i: row i of W_qkv.
-template <int kDim>
+template <int kDim, bool kPadded>
 __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   using L = Slab<kDim>;
+  const Width<kDim, kPadded> width{p.width};
   const int c = static_cast<int>(blockIdx.x) * kOwn, i = static_cast<int>(threadIdx.x), matrix = i / kDim,
             channel = i % kDim, lane = i & 31, warp = i >> 5;
+  const int dim = width.dim(), inner = width.row_of(channel), row = matrix * dim + inner;  // of W_qkv
+  const bool live = !kPadded || inner >= 0;
   const PassWeights& w = p.weights;
   // The weights are older than the backward, which had waited for all before it when it let the sums start. (Without
   // any line there was no backward, and every product below is zero.)
   float weight[kOwn];
 #pragma unroll
-  for (int k = 0; k < kOwn; ++k) weight[k] = w.qkv_weight[i * kDim + c + k];
+  for (int k = 0; k < kOwn; ++k) weight[k] = live ? w.qkv_weight[row * dim + c + k] : 0.f;
   await_previous();
   release_next();
   // Sums of d(matrix)[channel] x_hat[column...] (matrix 3: O[channel] dy[column...]); sum of dQ (0), dV (1), dy (2),
@@ -155,18 +185,18 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   float values[2 * kOwn];  // of dgamma and dbeta
 #pragma unroll
   for (int k = 0; k < kOwn; ++k) {
-    p.gradients.qkv_weight[i * kDim + c + k] = m[k] * w.norm_weight[c + k] + s * w.norm_bias[c + k];
+    if (live) p.gradients.qkv_weight[row * dim + c + k] = m[k] * w.norm_weight[c + k] + s * w.norm_bias[c + k];
     values[k] = weight[k] * m[k];
     values[kOwn + k] = weight[k] * s;
   }
-  if (c == 0 && w.qkv_bias != nullptr) p.gradients.qkv_bias[i] = s;
-  if (matrix == 0) {
+  if (c == 0 && live && w.qkv_bias != nullptr) p.gradients.qkv_bias[row] = s;
+  if (matrix == 0 && live) {
     const float bias = p.totals[kTotals<kDim> + kDim + channel];  // of V's channel, where it was folded; else 0
     const float4 out = product(3, channel);
-    p.gradients.out_weight[c * kDim + channel] = out.x + column_sum(2, c) * bias;
-    p.gradients.out_weight[(c + 1) * kDim + channel] = out.y + column_sum(2, c + 1) * bias;
-    p.gradients.out_weight[(c + 2) * kDim + channel] = out.z + column_sum(2, c + 2) * bias;
-    p.gradients.out_weight[(c + 3) * kDim + channel] = out.w + column_sum(2, c + 3) * bias;
+    p.gradients.out_weight[c * dim + inner] = out.x + column_sum(2, c) * bias;
+    p.gradients.out_weight[(c + 1) * dim + inner] = out.y + column_sum(2, c + 1) * bias;
+    p.gradients.out_weight[(c + 2) * dim + inner] = out.z + column_sum(2, c + 2) * bias;
+    p.gradients.out_weight[(c + 3) * dim + inner] = out.w + column_sum(2, c + 3) * bias;
   }
   __shared__ float warps[2 * kOwn][3 * kDim / 32];
 #pragma unroll
@@ -188,13 +218,14 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
   }
 }
 
-template <int kDim>
+template <int kDim, bool kPadded>
 Status finish(const FinishArguments& arguments, const SumArguments& sums, cudaStream_t stream) {
-  const Status status = launch_early(sum_slabs_kernel<kDim>, sums, kTotals<kDim> / kColumns + kDim / kExtraChannels,
-                                     kSumThreads, 0, stream, "fused pass gradients");
-  return status.ok()
-             ? launch_early(finish_kernel<kDim>, arguments, kDim / kOwn, 3 * kDim, 0, stream, "fused pass gradients")
-             : status;
+  const Status status =
+      launch_early(sum_slabs_kernel<kDim, kPadded>, sums, kTotals<kDim> / kColumns + kDim / kExtraChannels,
+                   kSumThreads, 0, stream, "fused pass gradients");
+  return status.ok() ? launch_early(finish_kernel<kDim, kPadded>, arguments, arguments.width.channels / kOwn,
+                                    3 * kDim, 0, stream, "fused pass gradients")
+                     : status;
 }
 
 }  // namespace
@@ -210,9 +241,15 @@ Status finish_gradients(const PassProblem& problem, const float* slabs, const fl
       1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
   arguments.explicit_biases = explicit_biases;
   arguments.rotary = problem.rotary != nullptr;
-  const SumArguments sums{problem.weights, slabs, totals, static_cast<int>(plan.blocks), explicit_biases};
-  const Status status =
-      problem.dim == 64 ? finish<64>(arguments, sums, stream) : finish<128>(arguments, sums, stream);
+  Status status;
+  for_padded_shape<__half>(problem.dim, problem.heads, [&](auto shape) {
+    using S = decltype(shape);
+    arguments.width = {static_cast<int>(problem.dim), static_cast<int>(problem.dim / problem.heads), S::kHeadDim};
+    const SumArguments sums{problem.weights, slabs,           totals, static_cast<int>(plan.blocks),
+                            explicit_biases, arguments.width};
+    status = fits<S>(problem.dim, problem.heads) ? finish<S::kDim, false>(arguments, sums, stream)
+                                                 : finish<S::kDim, true>(arguments, sums, stream);
+  });
   const std::int64_t count = problem.heads * (2 * problem.lines.length - 1);
   if (!status.ok() || gradients.bias == nullptr || count <= 0) return status;
   SumJobs<float> jobs;

@@ -34,6 +34,10 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   const float* qkv_bias = reinterpret_cast<const float*>(shared + S::kQkvBias);
   const float* out_bias = reinterpret_cast<const float*>(shared + S::kOutBias);
   const LineGeometry& geometry = p.geometry;
+  // Eight channels from this one on are a token's.
+  const auto live = [&p](int channel) { return !kGeneral || channel < p.options.width.channels; };
+  const float inverse = kGeneral ? p.options.width.inverse : 1.f / S::kDim;
+  const int heads = kGeneral ? p.options.width.heads : S::kHeads;
 
   if (!p.packed_early) await_previous();
   for (int i = static_cast<int>(threadIdx.x); i < S::kForwardBytes / 16; i += static_cast<int>(blockDim.x)) {
@@ -104,7 +108,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     if (wide) {  // to the cache: a lane asks for every other line of a row
       const std::int64_t from = own_row(tile, p.x_strides);
       if (from != kNoRow) {
-        for (int i = (lane >> 4) * 32; i < S::kDim; i += 64)
+        for (int i = (lane >> 4) * 32; i < p.options.width.channels; i += 64)
           asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.x) + from + i));
       }
     } else if (tile < geometry.tiles) {
@@ -119,8 +123,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
         for (int i = 0; i < S::kDim / 16; ++i) {
           const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
           const std::int64_t at = __shfl_sync(~0u, from, r);
-          copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (at == kNoRow ? 0 : at + 8 * c),
-                     at != kNoRow);
+          const bool there = at != kNoRow && live(8 * c);
+          copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (there ? at + 8 * c : 0), there);
         }
       } else {
         const std::int64_t line = line_of(tile, seat / strips);
@@ -131,17 +135,17 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
           const V* at = copy_from + from;
 #pragma unroll
           for (int i = 0; i < S::kDim / 16; ++i) {
-            const bool live = copy_row + i * kRows < rows;
-            copy_async(L::x_beside(strip + copy_to, i * kRows, 0), live ? at : p.x, live);
+            const bool there = copy_row + i * kRows < rows && live(8 * copy_group);
+            copy_async(L::x_beside(strip + copy_to, i * kRows, 0), there ? at : p.x, there);
             at += kRows * stride;
           }
         } else {
 #pragma unroll
           for (int i = 0; i < S::kDim / 16; ++i) {
             const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
+            const bool there = r < rows && live(8 * c);
             copy_async(strip + L::x_offset(r, c),
-                       static_cast<const V*>(p.x) + (r < rows ? from + (own * 16 + r) * stride + 8 * c : 0),
-                       r < rows);
+                       static_cast<const V*>(p.x) + (there ? from + (own * 16 + r) * stride + 8 * c : 0), there);
           }
         }
       }
@@ -162,7 +166,9 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   std::uint32_t x_hat[kDimSteps][4];
   float qkv[L::kBuffers][kWidth];
   const int x_tile = late(L::x_offset(lane & 15, lane >> 4)), x_own = late(L::x_offset(g, t));
-  V* const y_own = static_cast<V*>(p.y) + (own * 16 + g) * p.y_strides.token;
+  const auto y_own = [&] {  // the general kernels have no registers to keep it
+    return static_cast<V*>(p.y) + (own * 16 + (kGeneral ? late(g) : g)) * p.y_strides.token;
+  };
   const auto normalise = [&](std::uint32_t from, [[maybe_unused]] std::int64_t of_tile) {
     if constexpr (kGeneral) {
       if (wide) {
@@ -173,11 +179,11 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
           float v[4 * kDimSteps];
 #pragma unroll
           for (int i = 0; i < 2 * kDimSteps; ++i) {
-            const float2 pair = stream_pair(p.x, from, 8 * i + 2 * t);
+            const float2 pair = stream_pair(p.x, live(8 * i) ? from : kNoRow, 8 * i + 2 * t);
             v[2 * i] = pair.x;
             v[2 * i + 1] = pair.y;
           }
-          normalise_row<S::kDim>(v, p.eps);
+          normalise_row<S::kDim>(v, inverse, p.eps, [&](int i) { return live(8 * (i >> 1)); });
 #pragma unroll
           for (int i = 0; i < 2 * kDimSteps; ++i) x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i], v[2 * i + 1]);
         }
@@ -192,17 +198,18 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     for (int i = 0; i < kDimSteps; ++i) F::mma(sums[i & 1], x_hat[i], F::kOnes, F::kOnes);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float mean = (sums[0][2 * r] + sums[1][2 * r]) * (1.f / S::kDim);
+      const float mean = (sums[0][2 * r] + sums[1][2 * r]) * inverse;
       float v[4 * kDimSteps], a = 0, b = 0;
 #pragma unroll
       for (int i = 0; i < 2 * kDimSteps; ++i) {
         const std::uint32_t pair = x_hat[i >> 1][r + 2 * (i & 1)];
-        v[2 * i] = F::low(pair) - mean;
-        v[2 * i + 1] = F::high(pair) - mean;
+        const float less = live(8 * i) ? mean : 0.f;  // padding is zero
+        v[2 * i] = F::low(pair) - less;
+        v[2 * i + 1] = F::high(pair) - less;
         a = fmaf(v[2 * i], v[2 * i], a);
         b = fmaf(v[2 * i + 1], v[2 * i + 1], b);
       }
-      const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
+      const float rstd = inverse_square_root(quad_sum(a + b) * inverse + p.eps);
 #pragma unroll
       for (int i = 0; i < 2 * kDimSteps; ++i) {
         x_hat[i >> 1][r + 2 * (i & 1)] = F::pair(v[2 * i] * rstd, v[2 * i + 1] * rstd);
@@ -226,6 +233,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     context.threshold = dropout.threshold;
     if (context.threshold != 0) context.key = dropout_key(dropout.rng[0], dropout.rng[1], dropout.stream);
     context.rotary = p.options.rotary;
+    context.head_pairs = p.options.width.head_pairs;
 #pragma unroll
     for (int r = 0; r < 2; ++r) context.query[r] = __shfl_sync(~0u, position, g + 8 * r);
   }
@@ -245,7 +253,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       if (context.threshold != 0) {
         const std::int64_t line = p.options.dropout.first_line + tile * geometry.lines_per_tile + slot;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) context.row[r] = __shfl_sync(~0u, line, g + 8 * r) * S::kHeads;
+        for (int r = 0; r < 2; ++r) context.row[r] = __shfl_sync(~0u, line, g + 8 * r) * heads;
       }
     }
 #pragma unroll
@@ -255,15 +263,22 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       if (kGeneral) {
         const float* bias = p.options.bias;
         context.bias = bias == nullptr ? nullptr : bias + group * S::kGroupHeads * (2 * geometry.length - 1);
+        context.bias_step = group * S::kGroupHeads + 1 < heads ? 2 * geometry.length - 1 : 0;
       }
       const std::uint32_t exchange = place.first + turn * L::kExchangeBytes;
       if constexpr (kStrips > 0) {
         attend_short.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange,
                          o + group * S::kGroupHeads * S::kSteps);
-      } else {
+      } else if (!kGeneral || group * S::kGroupHeads < heads) {
         Attend<S, kGeneral> attend;
         attend.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange, keep_scale, context,
                    o + group * S::kGroupHeads * S::kSteps);
+      } else {
+#pragma unroll
+        for (int i = 0; i < S::kGroupHeads * S::kSteps; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) o[group * S::kGroupHeads * S::kSteps + i][j] = 0;
+        }
       }
       if constexpr (kGeneral) {
 #pragma unroll
@@ -320,7 +335,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
         for (int r = 0; r < 2; ++r) {
           const std::int64_t from = __shfl_sync(~0u, mine, g + 8 * r);
           for_quads(acc + 2 * r, [&](float* c, int channel) {
-            const float4 x = stream_quad(p.x, from, channel);
+            const float4 x = stream_quad(p.x, live(channel) ? from : kNoRow, channel);
             c[0] = fmaf(c[0], scale[r], x.x);
             c[1] = fmaf(c[1], scale[r], x.y);
             c[4] = fmaf(c[4], scale[r], x.z);
@@ -382,6 +397,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
         for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
           float* c = acc + 16 * block + 2 * r;
           const int channel = 32 * block + (block < kWide ? 8 : 4) * t;
+          if (!live(channel)) continue;
           const uint2 draws = branch_draws(key, token, channel >> 3);
 #pragma unroll
           for (int j = 0; j < (block < kWide ? 4 : 2); j += 2) {  // four channels
@@ -410,7 +426,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       } else {
         const std::int64_t line = line_of(tile, seat / strips);
         if (line >= 0) {
-          V* const first = y_own + line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides);
+          V* const first = y_own() + line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides);
           if (g < rows_left) out[0] = first;
           if (g + 8 < rows_left) out[1] = first + 8 * stride;
         }
@@ -425,8 +441,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
         if constexpr (kGeneral) {
           if (wide) {
             float* const row = static_cast<float*>(p.y) + (y - static_cast<V*>(p.y));
-            for_quads(acc + 2 * r, [row](const float* c, int channel) {
-              *reinterpret_cast<float4*>(row + channel) = make_float4(c[0], c[1], c[4], c[5]);
+            for_quads(acc + 2 * r, [&](const float* c, int channel) {
+              if (live(channel)) *reinterpret_cast<float4*>(row + channel) = make_float4(c[0], c[1], c[4], c[5]);
             });
             continue;
           }
@@ -434,6 +450,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
 #pragma unroll
         for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
           const float* c = acc + 16 * block + 2 * r;
+          if (!live(32 * block + (block < kWide ? 8 : 4) * t)) continue;
           if (block < kWide) {
             *reinterpret_cast<uint4*>(y + 32 * block + 8 * t) =
                 make_uint4(F::pair(c[0], c[1]), F::pair(c[4], c[5]), F::pair(c[8], c[9]), F::pair(c[12], c[13]));

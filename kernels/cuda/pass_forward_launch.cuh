@@ -37,9 +37,9 @@ template <class V>
 Status launch_pass_forward(const PassArguments& arguments, std::int64_t dim, std::int64_t heads, bool general,
                            const CardLimits& card, cudaStream_t stream) {
   Status status;
-  const bool found = for_pass_shape<V>(dim, heads, [&](auto shape) {
+  const bool found = for_forward_shape<V>(dim, heads, [&](auto shape) {
     using S = decltype(shape);
-    status = launch_pass_forward_shape<S>(arguments, general, card, stream);
+    status = launch_pass_forward_shape<S>(arguments, general || !fits<S>(dim, heads), card, stream);
   });
   if (found) return status;
   return failure(Code::kUnsupported, "fused pass forward: no kernel for D = %lld with %lld heads",

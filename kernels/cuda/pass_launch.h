@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include <cuda_bf16.h>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pass_shapes.cuh"
 #include "kernels/pass.h"
@@ -11,8 +13,8 @@
 namespace axial::kernels::cuda {
 
 // The instantiations, in every type: D, heads, padded head dimension. Every head dimension of 16, 24 (padded to 32),
-// 32, 48 and 64 that divides one of the widths 32, 48, 64, 96, 128 is here; wider weights do not fit beside their
-// tiles in the 227 KB of an sm_90 block.
+// 32, 48 and 64 that divides one of the widths 32, 48, 64, 96, 128 has a forward of its own; wider weights do not fit
+// beside their tiles in the 227 KB of an sm_90 block.
 template <class V, class Body>
 bool for_pass_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
   const auto is = [&](int d, int h) { return dim == d && heads == h; };
@@ -34,25 +36,56 @@ bool for_pass_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
   return false;
 }
 
-// The backward in one kernel: D = 64, whose weight gradients fit the registers of a block.
+// A shape of full width, D = 64 or 128, that holds `heads` of `dim` channels in all, padded (PassWidth) where
+// !fits<S>(dim, heads): that of every backward, and of the forward at widths that have none of their own. In eights:
+// rows of tokens are read 16 bytes at a time.
 template <class V, class Body>
-bool for_pass_backward_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
-  if (dim != 64) return false;
-  if (heads == 4) return body(PassShape<V, 64, 4, 16>{}), true;
-  if (heads == 2) return body(PassShape<V, 64, 2, 32>{}), true;
-  if (heads == 1) return body(PassShape<V, 64, 1, 64>{}), true;
-  return false;
+bool for_padded_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
+  if (dim < 8 || dim > 128 || dim % 8 != 0 || heads < 1 || dim % heads != 0) return false;
+  const std::int64_t d = dim / heads, padded = d <= 16 ? 16 : d <= 32 ? 32 : 64;
+  if (d > 64 || heads * padded > 128) return false;
+  if (dim <= 64 && heads * padded <= 64) {
+    if (padded == 16) return body(PassShape<V, 64, 4, 16>{}), true;
+    if (padded == 32) return body(PassShape<V, 64, 2, 32>{}), true;
+    return body(PassShape<V, 64, 1, 64>{}), true;
+  }
+  if (padded == 16) return body(PassShape<V, 128, 8, 16>{}), true;
+  if (padded == 32) return body(PassShape<V, 128, 4, 32>{}), true;
+  return body(PassShape<V, 128, 2, 64>{}), true;
+}
+// Without padding: the plain kernels serve, too.
+template <class S>
+constexpr bool fits(std::int64_t dim, std::int64_t heads) {
+  return dim == S::kDim && heads == S::kHeads;
 }
 
-// The backward in two kernels: D = 128, and lines at D = 64 that are too long for the one.
+// The forward's.
 template <class V, class Body>
-bool for_pass_split_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
-  if (dim == 128 && heads == 8) return body(PassShape<V, 128, 8, 16>{}), true;
-  if (dim == 128 && heads == 4) return body(PassShape<V, 128, 4, 32>{}), true;
-  if (dim == 128 && heads == 2) return body(PassShape<V, 128, 2, 64>{}), true;
-  return for_pass_backward_shape<V>(dim, heads, body);
+bool for_forward_shape(std::int64_t dim, std::int64_t heads, Body&& body) {
+  return for_pass_shape<V>(dim, heads, body) || for_padded_shape<V>(dim, heads, body);
 }
 
+// Where the weights lie that the two directions read: packed for one shape, or for two, one behind the other.
+struct PackedPlaces {
+  std::size_t backward = 0, bytes = 0;
+};
+inline PackedPlaces packed_places(std::int64_t dim, std::int64_t heads) {
+  PackedPlaces places;
+  for_forward_shape<__nv_bfloat16>(dim, heads, [&](auto forward) {
+    using F = decltype(forward);
+    places.bytes = F::kPackedBytes;
+    for_padded_shape<__nv_bfloat16>(dim, heads, [&](auto backward) {
+      using B = decltype(backward);
+      if (std::is_same_v<F, B>) return;
+      places.backward = (places.bytes + 127) / 128 * 128;
+      places.bytes = places.backward + B::kPackedBytes;
+    });
+  });
+  return places;
+}
+
+// The backward in one kernel: D = 64, whose weight gradients fit the registers of a block. In two: D = 128, and lines
+// at D = 64 that are too long for the one. The longest lines have a general kernel for any number of strips.
 template <class S>
 constexpr bool backward_serves(int strips, bool general) {
   if constexpr (S::kDim == 64) return strips <= PassBackwardShape<S>::max_strips(general);
@@ -62,6 +95,7 @@ template <class S>
 constexpr bool split_serves(int strips, bool general) {
   return !backward_serves<S>(strips, general) && PassSplitShape<S>::covers(strips, general);
 }
+inline constexpr int kLongStrips = 3;  // and more
 
 struct CardLimits {
   int multiprocessors = 0;

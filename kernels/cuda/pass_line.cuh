@@ -279,7 +279,7 @@ __device__ __forceinline__ void turn_line_tile(const LineArguments& p, int strip
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int position = min(first + 8 * r, p.geometry.length - 1);  // the last one's, where it is padding
-    const float2 angle = rotary_angle<S>(p.rotary, position, channel + 2 * (lane_id() & 3)),
+    const float2 angle = rotary_angle(p.rotary, S::kHeadDim / 2, position, channel + 2 * (lane_id() & 3)),
                  v = make_float2(c[2 * r], c[2 * r + 1]), turned = kBack ? turn_back(v, angle) : turn(v, angle);
     c[2 * r] = turned.x;
     c[2 * r + 1] = turned.y;

@@ -13,7 +13,7 @@ inline constexpr int kMaxPackedTogether = 16;
 inline bool explicit_biases(const PassProblem& problem) { return problem.dropout.p > 0 || problem.rotary != nullptr; }
 
 // Folds, rounds and swizzles the weights of up to kMaxPackedTogether problems of one width, heads and type, which
-// for_pass_shape knows.
+// for_forward_shape knows.
 Status pack_passes(const PassProblem* problems, void* const* packed, int count, cudaStream_t stream);
 
 }  // namespace axial::kernels::cuda

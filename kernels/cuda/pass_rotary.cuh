@@ -9,12 +9,9 @@
 namespace axial::kernels::cuda {
 
 // Cosine and sine of the angle by which channels `channel` (even) and `channel` + 1 of a head turn at a position.
-// Padding, which is zero, turns by any angle.
-template <class S>
-__device__ __forceinline__ float2 rotary_angle(const float2* table, int position, int channel) {
-  constexpr int kPairs = S::kDim / S::kHeads / 2;
-  const int pair = channel >> 1;
-  const float2* at = table + position * kPairs + (S::kHeadDim == 2 * kPairs ? pair : min(pair, kPairs - 1));
+// pairs: of a head's channels; padding behind them, which is zero, turns by any angle.
+__device__ __forceinline__ float2 rotary_angle(const float2* table, int pairs, int position, int channel) {
+  const float2* at = table + position * pairs + min(channel >> 1, pairs - 1);
   float2 angle;  // volatile: not all of a tile's at once, which would take more registers than there are
   asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(angle.x), "=f"(angle.y) : "l"(at));
   return angle;

@@ -114,8 +114,16 @@ struct PassDropout {
   float scale;
 };
 
+// What of a shape a token has: the general kernels serve fewer channels, in eights, and heads of fewer channels as well.
+// What is missing is zero in the weights, in x_hat and dy, and is never read from memory or written to it.
+struct PassWidth {
+  int channels, heads, head_pairs;  // D, h, d/2
+  float inverse;                    // 1/D
+};
+
 // What the general kernels alone know.
 struct PassOptions {
+  PassWidth width;
   PassDropout dropout, projection;
   TokenStrides token_numbers;  // how projection's numbers of tokens grow
   const float2* rotary;        // [L, d/2] cosine, sine; null: none
@@ -217,6 +225,9 @@ struct PassSplitShape {
   // Where two warps exchange their sums: over x_hat and dy, if that is room enough.
   static constexpr int kExchangeBytes = 8 * 8192, kExchange = kQ - kX >= kExchangeBytes ? kX : kEnd,
                        kBytes = kExchange == kX ? kEnd : kEnd + kExchangeBytes;
+  // Where lines are longer than covers() says (AttendLong), dQ and O wait over x_hat and dy, and rows have statistics.
+  static constexpr int kAside = kX, kStats = kEnd, kLongBytes = kEnd + 8 * kPartHeads * kRows;
+  static_assert(kQ - kAside >= 2 * kImage && kLongBytes <= 232448);
 
   // A block's sums over its tiles, for its part: [dQ, dK, dV, O][64][D], and the sums of dQ, dV, dy and dK, [4][64].
   static constexpr int kSums = 4 * 64 * S::kDim, kSlab = kSums + 4 * 64;

@@ -11,22 +11,25 @@
 #pragma once
 
 #include "kernels/cuda/bulk.cuh"
-#include "kernels/cuda/pass_attend_backward.cuh"
+#include "kernels/cuda/pass_attend_long.cuh"
 #include "kernels/cuda/pass_rows.cuh"
 #include "kernels/cuda/pass_stream.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace axial::kernels::cuda {
 
+// kStrips: of a line, 1 also where lines share a strip; 0: any number of 3 and more.
 template <class S, int kStrips, bool kGeneral>
 __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __grid_constant__ PassSplitArguments p) {
 #if AXIAL_HAS_WGMMA
   using V = typename S::Value;
   using F = Fragment<V>;
   using L = PassSplitShape<S>;
-  constexpr int kSplit = L::split(kStrips), kBlocks = L::kBlocks, kImage = L::kImage / 16;
-  using Attend = AttendBackward<S, L, kStrips, kSplit, kGeneral>;
-  constexpr bool kHalves = 4 % kStrips == 0;  // of a tile, on their own
+  constexpr bool kLong = kStrips == 0;
+  constexpr int kMostStrips = kLong ? 8 : kStrips, kSplit = kLong ? 1 : L::split(kMostStrips), kBlocks = L::kBlocks,
+                kImage = L::kImage / 16;
+  using Attend = AttendBackward<S, L, kMostStrips, kSplit, kGeneral>;
+  constexpr bool kHalves = 4 % kMostStrips == 0;  // of a tile, on their own
   extern __shared__ __align__(1024) unsigned char shared[];
   const int this_warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) >> 5, 0);
   const int part = static_cast<int>(blockIdx.x) % L::kParts;
@@ -89,6 +92,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
   // registers allow it, else behind it.
   constexpr bool kEarly = kSplit == 1 && !kGeneral;
   uint4 xr[4 * kBlocks], gr[4 * kBlocks];
+  const float inverse = kGeneral ? p.options.width.inverse : 1.f / S::kDim;
+  const auto live = [&](int channel) { return !kGeneral || channel < p.options.width.channels; };
   const bool wide = kGeneral && p.options.float32_residual;  // read where it is normalised
   const auto load = [&](int tile) {
     if (wide) {  // what was here need not be kept
@@ -106,7 +111,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
       for (int i = 0; i < 2 * kBlocks; ++i) {
         const int at = 64 * (i >> 1) + 8 * (4 * ((g ^ i) & 1) + t);
         xr[2 * kBlocks * r + i] = gr[2 * kBlocks * r + i] = make_uint4(0, 0, 0, 0);
-        if (from != kNoRow) {
+        if (from != kNoRow && live(at)) {
           xr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + at);
           gr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + at);
         }
@@ -128,8 +133,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         const std::int64_t next = place.offset_of(tile + step, lane & 15, lane < 16 ? p.x_strides : p.dy_strides);
         if (next != kNoRow) {
           const char* row = static_cast<const char*>(lane < 16 ? p.x : p.dy) + next * (wide ? 4 : 2);
-          for (int b = 0; b < (wide ? 2 : 1) * kBlocks; ++b)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * b));
+          for (int channel = 0; live(channel) && channel < S::kDim; channel += wide ? 32 : 64)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(row + channel * (wide ? 4 : 2)));
         }
       }
       if (leads) bulk_wait_read();  // of the tile before
@@ -143,7 +148,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           const int row = 16 * late(this_warp) + g + 8 * r;
           const float rstd = stream_to_tile<S>(
               p.x, place.offset_of(tile, g + 8 * r, p.x_strides), p.dy, place.offset_of(tile, g + 8 * r, p.dy_strides),
-              p.eps, L::kDy - L::kX, group, [&](int block, int in_block) {
+              p.options.width, p.eps, L::kDy - L::kX, group, [&](int block, int in_block) {
                 return base + L::kX + block * L::kImage + row * 128 + ((in_block ^ (g & 7)) << 4);
               });
           keep_rstd(row, rstd);
@@ -163,16 +168,17 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
           a += v[2 * k];
           b += v[2 * k + 1];
         }
-        const float mean = quad_sum(a + b) * (1.f / S::kDim);
+        const float mean = quad_sum(a + b) * inverse;
         a = b = 0;
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) {
-          v[2 * k] -= mean;
-          v[2 * k + 1] -= mean;
+          const float less = live(64 * (k >> 3) + 8 * group(k >> 2 & 1)) ? mean : 0.f;
+          v[2 * k] -= less;
+          v[2 * k + 1] -= less;
           a = fmaf(v[2 * k], v[2 * k], a);
           b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }
-        const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / S::kDim) + p.eps);
+        const float rstd = inverse_square_root(quad_sum(a + b) * inverse + p.eps);
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) word(k) = F::pair(v[2 * k] * rstd, v[2 * k + 1] * rstd);
         const int row = 16 * late(this_warp) + g + 8 * r;
@@ -239,7 +245,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         const float* v = qkv + row / 2;
         float2 b0 = {0, 0}, b1 = {0, 0};
         // Strips that no line uses have no attention to turn Q and V into gradients: they must not hold a bias.
-        const bool used = 8 % kStrips == 0 || this_warp < 8 / kStrips * kStrips;
+        const bool used = kLong ? this_warp < geometry.lines_per_tile * geometry.strips
+                                : 8 % kMostStrips == 0 || this_warp < 8 / kMostStrips * kMostStrips;
         if ((matrix == 0 || kGeneral) && used) {
           b0 = *reinterpret_cast<const float2*>(qkv_bias + row + 2 * t);
           b1 = *reinterpret_cast<const float2*>(qkv_bias + row + 8 + 2 * t);
@@ -252,7 +259,8 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
             if (matrix < 2 && p.options.rotary != nullptr) {
               const RowPlace<kStrips> place{geometry, late(this_warp)};
               const int position = min(place.position_of((lane >> 2) + 8 * r), geometry.length - 1);
-              u = turn(u, rotary_angle<S>(p.options.rotary, position, row % S::kHeadDim + 8 * n + 2 * t));
+              u = turn(u, rotary_angle(p.options.rotary, p.options.width.head_pairs, position,
+                                          row % S::kHeadDim + 8 * n + 2 * t));
             }
           }
           return F::pair(u.x, u.y);
@@ -264,8 +272,29 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
     if (leads) bulk_wait_read();  // x_hat's and dy's place serves the exchange below
     meet();
     if constexpr (kEarly) load(tile + step);
-    {
-      constexpr int kItems = 8 / kStrips * L::kPartHeads;
+    if constexpr (kLong) {
+      using Long = AttendLong<S, L, kGeneral>;
+      const int strips = geometry.strips, heads = min(L::kPartHeads, p.options.width.heads - part * L::kPartHeads),
+                items = geometry.lines_per_tile * heads * strips;
+      const auto for_items = [&](auto&& body) {
+#pragma unroll 1
+        for (int i = late(this_warp); i < items; i += L::kThreads / 32) {
+          const int line = i / strips / heads, column = i / strips % heads;
+          if constexpr (kGeneral) {
+            context.first_line =
+                p.options.dropout.first_line + static_cast<std::int64_t>(tile) * geometry.lines_per_tile + line;
+          }
+          body(typename Long::Item{base, line * (16 * strips), column, part * L::kPartHeads + column, strips},
+               i % strips);
+        }
+      };
+      for_items([&](const auto& item, int strip) { Long::queries(item, strip, L::kAside, context); });
+      meet();
+      for_items([&](const auto& item, int strip) { Long::keys(item, strip, context); });
+      meet();
+      for_items([&](const auto& item, int strip) { Long::settle(item, strip, L::kAside); });
+    } else {
+      constexpr int kItems = 8 / kMostStrips * L::kPartHeads;
       static_assert(kSplit == 1 || 8 * Attend::kExchangeBytes <= L::kExchangeBytes);
       const int team = this_warp / kSplit, teams = 8 / kSplit;
       // Where a warp leaves its sums to the other one: in its own half of an image, if halves are on their own.
@@ -278,6 +307,7 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
 #pragma unroll 1
       for (int item = kItems * team / teams; item < kItems * (team + 1) / teams; ++item) {
         const int line = item / L::kPartHeads, column = item % L::kPartHeads;
+        if (kGeneral && part * L::kPartHeads + column >= p.options.width.heads) continue;
         if constexpr (kGeneral) {
           context.first_line = p.options.dropout.first_line + static_cast<std::int64_t>(tile) * geometry.lines_per_tile +
                                (shared_strip ? line * (16 / geometry.pitch) : line);

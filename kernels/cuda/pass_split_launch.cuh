@@ -11,9 +11,14 @@ template <class S, int kStrips, bool kGeneral>
 bool launch_split_attention(const PassSplitArguments& arguments, std::int64_t blocks, cudaStream_t stream,
                             Status* status) {
   using L = PassSplitShape<S>;
+  static_assert(kStrips >= kLongStrips || backward_serves<S>(kStrips, true) || split_serves<S>(kStrips, true));
   if constexpr (split_serves<S>(kStrips, kGeneral)) {
     *status = launch_early(pass_split_attention_kernel<S, kStrips, kGeneral>, arguments, blocks, L::kThreads,
                            L::kBytes, stream, "fused pass backward");
+    return true;
+  } else if constexpr (kGeneral && kStrips >= kLongStrips) {
+    *status = launch_early(pass_split_attention_kernel<S, 0, true>, arguments, blocks, L::kThreads, L::kLongBytes,
+                           stream, "fused pass backward");
     return true;
   }
   return false;
@@ -50,7 +55,7 @@ Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& p
   Status status =
       failure(Code::kUnsupported, "fused pass backward: no kernel for D = %lld with %lld heads and lines of %d",
               static_cast<long long>(dim), static_cast<long long>(heads), arguments.geometry.length);
-  for_pass_split_shape<V>(dim, heads, [&](auto shape) {
+  for_padded_shape<V>(dim, heads, [&](auto shape) {
     using S = decltype(shape);
     using L = PassSplitShape<S>;
     for (std::int64_t tile = 0; tile < arguments.geometry.tiles; tile += plan.chunk) {

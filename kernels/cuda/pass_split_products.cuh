@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       // dx of a half, which lies where its x_hat lay; where its rows belong is found while there is time.
       constexpr int kGroups = S::kDim / 8, kRows = kStorers / kGroups;
       const int thread = static_cast<int>(threadIdx.x) - (kProductThreads - kStorers), c = thread % kGroups;
+      const bool live = 8 * c < p.options.width.channels;
       auto* places = reinterpret_cast<std::int64_t*>(shared + kPlaces);
       int stage = 0;
       const auto skip = [&](int stages) { stage = (stage + stages) % L::kProductStages; };
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
           barrier(kReady, 256 + kStorers);
           const auto value = [&](int row) { return load_shared(from + swizzled(row, c % 8 * 16)); };
           const auto put = [&](std::int64_t to, const uint4& v) {
-            if (to != kNoRow) *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;
+            if (to != kNoRow && live) *reinterpret_cast<uint4*>(static_cast<V*>(p.dx) + to + 8 * c) = v;
           };
           if (!p.dy_apart) {
             constexpr int kTurns = (64 + kRows - 1) / kRows;
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #pragma unroll 1
             for (int row = thread / kGroups; row < 64; row += kRows) {
               const std::int64_t to = places[row];
-              if (to == kNoRow) continue;
+              if (to == kNoRow || !live) continue;
               const std::int64_t from = place_of(row, p.dy_strides);
               if (p.options.float32_residual) {
                 store_stream_dx<F>(p.dx, to, p.dy, from, 8 * c, value(row));
@@ -291,8 +292,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 other = exchange[(1 - group) * 64 + 16 * strip + g + 8 * r];
-        mean[r] = (mean[r] + other.x) * (-1.f / S::kDim);
-        mean_x[r] = (mean_x[r] + other.y) * (-1.f / S::kDim);
+        mean[r] = (mean[r] + other.x) * -p.options.width.inverse;
+        mean_x[r] = (mean_x[r] + other.y) * -p.options.width.inverse;
       }
       release(of_part(true, 0));
       release(of_part(true, 1));

@@ -27,24 +27,25 @@ __device__ __forceinline__ float4 four_channels(const void* tensor, std::int64_t
 }
 
 // LayerNorm without its affine part of a row that four threads share, kDim / 4 values each; 1/sqrt(var + eps).
-template <int kDim>
-__device__ __forceinline__ float normalise_row(float (&v)[kDim / 4], float eps) {
+// inverse: 1/D. live(i): value i is none of the row's padding, which is zero and stays it.
+template <int kDim, class Live>
+__device__ __forceinline__ float normalise_row(float (&v)[kDim / 4], float inverse, float eps, Live&& live) {
   float a = 0, b = 0;
 #pragma unroll
   for (int i = 0; i < kDim / 4; i += 2) {
     a += v[i];
     b += v[i + 1];
   }
-  const float mean = quad_sum(a + b) * (1.f / kDim);
+  const float mean = quad_sum(a + b) * inverse;
   a = b = 0;
 #pragma unroll
   for (int i = 0; i < kDim / 4; i += 2) {
-    v[i] -= mean;
-    v[i + 1] -= mean;
+    v[i] -= live(i) ? mean : 0.f;
+    v[i + 1] -= live(i) ? mean : 0.f;
     a = fmaf(v[i], v[i], a);
     b = fmaf(v[i + 1], v[i + 1], b);
   }
-  const float rstd = inverse_square_root(quad_sum(a + b) * (1.f / kDim) + eps);
+  const float rstd = inverse_square_root(quad_sum(a + b) * inverse + eps);
 #pragma unroll
   for (int i = 0; i < kDim / 4; ++i) v[i] *= rstd;
   return rstd;
@@ -55,23 +56,27 @@ __device__ __forceinline__ float normalise_row(float (&v)[kDim / 4], float eps) 
 // where one lies among x_hat's, `dy_images` on among dy's. 1/sqrt(var + eps).
 template <class S, class Group, class Place>
 __device__ __forceinline__ float stream_to_tile(const void* x, std::int64_t x_row, const void* dy, std::int64_t dy_row,
-                                                float eps, int dy_images, Group&& group, Place&& to) {
+                                                const PassWidth& width, float eps, int dy_images, Group&& group,
+                                                Place&& to) {
   using F = Fragment<typename S::Value>;
   constexpr int kGroups = S::kDim / 32;  // of a thread
+  const auto channel_of = [&](int i) { return 64 * (i >> 1) + 8 * group(i & 1); };  // of group i
+  const auto row_of = [&](std::int64_t row, int i) { return channel_of(i) < width.channels ? row : kNoRow; };
   float v[S::kDim / 4];
 #pragma unroll
   for (int i = 0; i < S::kDim / 16; ++i) {
-    const float4 q = stream_quad(x, x_row, 64 * (i >> 2) + 8 * group(i >> 1 & 1) + 4 * (i & 1));
+    const float4 q = stream_quad(x, row_of(x_row, i >> 1), channel_of(i >> 1) + 4 * (i & 1));
     v[4 * i] = q.x, v[4 * i + 1] = q.y, v[4 * i + 2] = q.z, v[4 * i + 3] = q.w;
   }
-  const float rstd = normalise_row<S::kDim>(v, eps);
+  const float rstd = normalise_row<S::kDim>(v, width.inverse, eps,
+                                            [&](int i) { return channel_of(i >> 3) < width.channels; });
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const float* h = v + 8 * i;
     const std::uint32_t at = to(i >> 1, group(i & 1));
     store_shared(at, make_uint4(F::pair(h[0], h[1]), F::pair(h[2], h[3]), F::pair(h[4], h[5]), F::pair(h[6], h[7])));
-    const int channel = 64 * (i >> 1) + 8 * group(i & 1);
-    const float4 a = stream_quad(dy, dy_row, channel), b = stream_quad(dy, dy_row, channel + 4);
+    const float4 a = stream_quad(dy, row_of(dy_row, i), channel_of(i)),
+                 b = stream_quad(dy, row_of(dy_row, i), channel_of(i) + 4);
     store_shared(at + dy_images,
                  make_uint4(F::pair(a.x, a.y), F::pair(a.z, a.w), F::pair(b.x, b.y), F::pair(b.z, b.w)));
   }

@@ -76,7 +76,10 @@ struct PassWidth {
   std::int64_t dim, heads;
 };
 inline constexpr PassWidth kPassWidths[] = {{32, 2}, {32, 1}, {48, 3}, {48, 2}, {48, 1},  {64, 4},  {64, 2}, {64, 1},
-                                            {96, 6}, {96, 4}, {96, 3}, {96, 2}, {128, 8}, {128, 4}, {128, 2}};
+                                            {96, 6}, {96, 4}, {96, 3}, {96, 2}, {128, 8}, {128, 4}, {128, 2},
+                                            // Padded in both directions; those of 32, 48 and 96 in the backward.
+                                            {8, 1}, {24, 2}, {40, 5}, {56, 4}, {64, 8}, {72, 3}, {80, 5}, {88, 4},
+                                            {104, 2}, {112, 7}};
 
 // Inputs of a case as the kernels get them, and the same numbers for the reference, which lacks the dropout masks.
 struct PassInputs {
