@@ -97,11 +97,28 @@ Status pack_weights(const PassProblem* problems, void* const* packed, int count,
 
 Status pass_forward(const PassProblem& problem, const void* packed, const Tokens& y, CUstream_st* stream);
 
+// What is left of a backward when dx is there: the sums of which finish_passes makes the gradients of the weights.
+// Those of two passes take little longer together than those of one.
+struct PassSums {
+  void* memory = nullptr;  // pass_sums_bytes(problem), aligned to 16 bytes; kept until finish_passes is queued
+  // Filled in by pass_backward:
+  bool pending = false;  // else the gradients are complete, or not wanted
+  PassProblem problem;
+  PassGradients gradients;
+  std::int64_t blocks = 0;
+  int bias_stride = 0;
+};
+inline constexpr int kMaxPassSums = 2;
+
 std::size_t pass_backward_workspace(const PassProblem& problem);
-// dx = dy + gradient through the branch. `workspace` is aligned to 16 bytes.
+std::size_t pass_sums_bytes(const PassProblem& problem);
+// dx = dy + gradient through the branch. `workspace` is aligned to 16 bytes. With `sums` the gradients of the weights
+// are complete after finish_passes alone, and the workspace is free for the next pass on the stream.
 Status pass_backward(const PassProblem& problem, const void* packed, const ConstTokens& dy, const Tokens& dx,
                      const PassGradients& gradients, void* workspace, std::size_t workspace_bytes,
-                     CUstream_st* stream);
+                     CUstream_st* stream, PassSums* sums = nullptr);
+// Of up to kMaxPassSums passes, the weights of which have not moved since.
+Status finish_passes(const PassSums* sums, int count, CUstream_st* stream);
 
 }  // namespace cuda
 

@@ -53,6 +53,8 @@ AnomalyScope::AnomalyScope(Anomaly* anomaly) : before_(std::exchange(current, an
 
 AnomalyScope::~AnomalyScope() { current = before_; }
 
+bool observed() { return current != nullptr; }
+
 void observe(const torch::nn::Module* module, const char* part, const at::Tensor& value) {
   if (current == nullptr) return;
   std::string name;

@@ -52,5 +52,6 @@ class AnomalyScope {
 // For layers: `value` is what `part` of the module ("row pass"; "": the module) has made. Without a scope it does
 // nothing.
 void observe(const torch::nn::Module* module, const char* part, const at::Tensor& value);
+bool observed();  // is there a scope?
 
 }  // namespace axial

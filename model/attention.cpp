@@ -125,6 +125,7 @@ void AxialAttentionImpl::append_passes(const torch::Tensor& x, const RandomState
 
 torch::Tensor AxialAttentionImpl::run(const torch::Tensor& x, const PassParameters* parameters,
                                       const PassOptions* passes) {
+  if (options_.backend == Backend::kFused && !observed()) return axial_passes(x, parameters, passes);
   torch::Tensor y = x;
   for (int i = 0; i < 2; ++i) {
     y = options_.backend == Backend::kFused ? axial_pass(y, parameters[i], passes[i])

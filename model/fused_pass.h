@@ -22,6 +22,10 @@ at::Tensor fused_pass(const at::Tensor& x, const PassParameters& parameters, con
 void fused_pass_prepare(const at::Tensor& x, const PassParameters* parameters, PassOptions* options,
                         std::size_t count);
 
+// Two passes one behind the other, both prepared: y of the second. Their backward takes less time than two alone, as
+// the gradients of their weights are finished together.
+at::Tensor fused_passes(const at::Tensor& x, const PassParameters* parameters, const PassOptions* options);
+
 // The same below autograd. Callers have checked, hold a device guard and record no gradients.
 at::Tensor fused_pass_forward(const at::Tensor& x, const PassParameters& parameters, const PassOptions& options);
 PassGradients fused_pass_backward(const at::Tensor& dy, const at::Tensor& x, const PassParameters& parameters,

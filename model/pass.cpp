@@ -290,6 +290,13 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
                              optional(p.layer_scale), options, save);
 }
 
+at::Tensor axial_passes(const at::Tensor& x, const PassParameters* parameters, const PassOptions* options) {
+  const bool prepared = options[0].packed.defined() && options[1].packed.defined();
+  if (prepared && (needs_gradients(x, parameters[0]) || needs_gradients(x, parameters[1])))
+    return fused_passes(x, parameters, options);
+  return axial_pass(axial_pass(x, parameters[0], options[0]), parameters[1], options[1]);
+}
+
 at::Tensor axial_pass_forward(const at::Tensor& x, const PassParameters& p, const PassOptions& options) {
   check_pass(x, p, options);
   const at::NoGradGuard no_grad;

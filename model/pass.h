@@ -53,6 +53,9 @@ at::Tensor axial_pass(const at::Tensor& x,  // [B, H, W, D]
 // must then run in that order on the current stream.
 void prepare_passes(const at::Tensor& x, PassParameters* parameters, PassOptions* options, std::size_t count);
 
+// Two passes that prepare_passes was asked to prepare, one behind the other.
+at::Tensor axial_passes(const at::Tensor& x, const PassParameters* parameters, const PassOptions* options);
+
 // The same below autograd, for callers with a graph of their own (model/torch_ops.cpp). Nothing but the inputs is
 // kept between the two: the backward of a composed pass runs the core forward again.
 enum PassInput { kX, kNormWeight, kNormBias, kQkvWeight, kOutWeight, kOutBias, kBias, kLayerScale, kPassInputs };

@@ -19,6 +19,8 @@ namespace {
 // Tiles a multiprocessor up to which the kernels of pass_line.cuh are faster than passes composed of library
 // products: measured on an H200 in float32, with TF32 and without, at D = 64 (BENCHMARKS.md).
 constexpr std::int64_t kLineRounds = 8;
+// ... and up to which they are faster than a backward of a padded shape.
+constexpr std::int64_t kLineRoundsPadded = 1;
 constexpr std::int64_t kMaxLines = (std::int64_t{1} << 30);  // and the tiles past the last one stay below 2^31
 
 bool general(const PassProblem& problem) {
@@ -76,7 +78,17 @@ Direction forward_of(const PassProblem& problem, const CardLimits& card) {
   return direction_of(problem, card, check_wgmma(problem, card), plan_line_forward(problem, card));
 }
 Direction backward_of(const PassProblem& problem, const CardLimits& card) {
-  return direction_of(problem, card, check_wgmma_backward(problem, card), plan_line_backward(problem, card));
+  const Status wgmma = check_wgmma_backward(problem, card);
+  const LinePlan lines = plan_line_backward(problem, card);
+  // So few tiles are as quick as the weights and the ends of a padded kernel.
+  bool padded = false;
+  for_padded_shape<__nv_bfloat16>(problem.dim, problem.heads, [&](auto shape) {
+    padded = !fits<decltype(shape)>(problem.dim, problem.heads);
+  });
+  if (wgmma.ok() && padded && lines.found && lines.tiles <= kLineRoundsPadded * card.multiprocessors) {
+    return {Family::kLines, {}};
+  }
+  return direction_of(problem, card, wgmma, lines);
 }
 
 Status check_tokens(const PassProblem& problem, const void* data, const std::int64_t (&outer)[kMaxOuter],
@@ -193,11 +205,11 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
         geometry.pitch < 16 ? Split::kRows / geometry.pitch : Split::kRows / 16 / geometry.strips;
     geometry.tiles = empty(problem) ? 0 : (geometry.lines - 1) / geometry.lines_per_tile + 1;
     plan.parts = plan.split ? Split::kParts : 1;
-    plan.slab_bytes = sizeof(float) * Split::kSlab;
     plan.blocks = std::min<std::int64_t>(geometry.tiles * plan.parts, card.multiprocessors / plan.parts * plan.parts);
     if (problem.weights.bias != nullptr && !empty(problem)) {
       plan.bias_stride = static_cast<int>((problem.heads * (2 * problem.lines.length - 1) + 3) / 4 * 4);
     }
+    plan.sums = sums_places<S>(plan.blocks, plan.parts, plan.bias_stride);
     if (plan.split) {
       // Scratch is bounded: at most 32 tiles a block at a time (0.4 GB at D = 128), spread evenly over the chunks.
       // Every chunk but the first costs 30 us: partial sums and weights are read once more.
@@ -210,16 +222,19 @@ PassBackwardPlan backward_plan(const PassProblem& problem, bool same_layout, con
   return plan;
 }
 
-// Totals, slabs, the warps' sums of the relative bias, scratch.
-std::size_t totals_of(const PassBackwardPlan& plan) {
-  return static_cast<std::size_t>(plan.parts) * (plan.slab_bytes + 2 * 64 * sizeof(float));
-}
-std::size_t bias_slabs_of(const PassBackwardPlan& plan) {
-  return static_cast<std::size_t>(plan.blocks / plan.parts) * kBiasWarps * plan.bias_stride * sizeof(float);
-}
-std::size_t workspace_of(const PassBackwardPlan& plan) {
-  return totals_of(plan) + static_cast<std::size_t>(plan.blocks) * plan.slab_bytes + bias_slabs_of(plan) +
-         plan.scratch_bytes;
+// The sums, then scratch.
+std::size_t sums_bytes(const PassBackwardPlan& plan) { return sizeof(float) * static_cast<std::size_t>(plan.sums.end); }
+std::size_t workspace_of(const PassBackwardPlan& plan) { return sums_bytes(plan) + plan.scratch_bytes; }
+
+// Of whichever kernel the layouts will ask for.
+std::size_t most_bytes(const PassProblem& problem, const CardLimits& card,
+                       std::size_t (*bytes_of)(const PassBackwardPlan&)) {
+  std::size_t bytes = 0;
+  for (const bool same : {true, false}) {
+    LineGeometry geometry = arguments_of(problem, nullptr).geometry;
+    bytes = std::max(bytes, bytes_of(backward_plan(problem, same, card, geometry)));
+  }
+  return bytes;
 }
 
 std::size_t line_workspace(const LinePlan& plan) { return static_cast<std::size_t>(plan.blocks) * plan.slab_bytes; }
@@ -347,17 +362,19 @@ std::size_t pass_backward_workspace(const PassProblem& problem) {
   const Family family = backward_of(problem, card).family;
   if (family == Family::kNone) return 0;
   if (family == Family::kLines) return line_workspace(plan_line_backward(problem, card));
-  std::size_t bytes = 0;  // whichever kernel the layouts will ask for
-  for (const bool same : {true, false}) {
-    LineGeometry geometry = arguments_of(problem, nullptr).geometry;
-    bytes = std::max(bytes, workspace_of(backward_plan(problem, same, card, geometry)));
-  }
-  return bytes;
+  return most_bytes(problem, card, workspace_of);
+}
+
+std::size_t pass_sums_bytes(const PassProblem& problem) {
+  CardLimits card;
+  if (!card_limits(&card).ok() || backward_of(problem, card).family != Family::kWgmma) return 0;
+  return most_bytes(problem, card, sums_bytes);
 }
 
 Status pass_backward(const PassProblem& problem, const void* packed, const ConstTokens& dy, const Tokens& dx,
                      const PassGradients& gradients, void* workspace, std::size_t workspace_bytes,
-                     CUstream_st* stream) {
+                     CUstream_st* stream, PassSums* sums) {
+  if (sums != nullptr) sums->pending = false;
   CardLimits card;
   Status status = check_extents(problem);
   if (status.ok()) status = card_limits(&card);
@@ -385,10 +402,22 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   LineGeometry geometry = forward.geometry;
   const PassBackwardPlan plan = backward_plan(problem, same, card, geometry);
   status = validate_workspace(workspace, workspace_bytes, workspace_of(plan));
+  if (status.ok() && sums != nullptr && reinterpret_cast<std::uintptr_t>(sums->memory) % 16 != 0) {
+    status = failure(Code::kInvalid, "fused pass backward: the sums are not aligned to 16 bytes");
+  }
+  if (status.ok() && sums != nullptr && wants_gradients && sums->memory == nullptr) {
+    status = failure(Code::kInvalid, "fused pass backward: the sums are null");
+  }
   if (!status.ok()) return status;
-  auto* totals = static_cast<float*>(workspace);
-  auto* slabs = totals + totals_of(plan) / sizeof(float);
-  float* bias_slabs = slabs + static_cast<std::size_t>(plan.blocks) * (plan.slab_bytes / sizeof(float));
+  PassSums own;
+  own.memory = sums != nullptr ? sums->memory : workspace;
+  own.pending = wants_gradients;
+  own.problem = problem;
+  own.gradients = gradients;
+  own.blocks = plan.blocks;
+  own.bias_stride = plan.bias_stride;
+  float *const slabs = static_cast<float*>(own.memory) + plan.sums.slabs,
+               *const bias_slabs = static_cast<float*>(own.memory) + plan.sums.bias;
   if (!empty(problem)) {
 #if AXIAL_PASS_SM90
     const auto fill = [&](auto& arguments) {
@@ -415,8 +444,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       fill(arguments);
       arguments.same_layout = same;
       if (!wants_gradients) arguments.slabs = nullptr;
-      arguments.scratch =
-          reinterpret_cast<unsigned char*>(bias_slabs) + bias_slabs_of(plan);
+      arguments.scratch = static_cast<unsigned char*>(workspace) + sums_bytes(plan);
       status =
           bf16 ? launch_pass_split<__nv_bfloat16>(arguments, plan, problem.dim, problem.heads, plan.general, stream)
                : launch_pass_split<__half>(arguments, plan, problem.dim, problem.heads, plan.general, stream);
@@ -430,8 +458,9 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
 #endif
     if (!status.ok()) return status;
   }
-  if (!wants_gradients) return status;
-  return finish_gradients(problem, slabs, bias_slabs, plan, totals, explicit_biases(problem), gradients, stream);
+  if (sums == nullptr) return finish_passes(&own, 1, stream);
+  *sums = own;
+  return status;
 }
 
 }  // namespace axial::kernels::cuda

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/pass_launch.h"
+#include "kernels/cuda/pass_pack.h"
 #include "kernels/cuda/sums.h"
 
 namespace axial::kernels::cuda {
@@ -40,6 +41,13 @@ struct Width : SlabWidth {
     const int head = i / padded, c = i % padded, row = head * head_dim + c;
     return c < head_dim && row < channels ? row : -1;
   }
+};
+
+// Passes whose gradients are finished in one launch.
+template <class One>
+struct Together {
+  One one[kMaxPassSums];
+  int each;  // blocks
 };
 
 struct SumArguments {
@@ -116,19 +124,18 @@ __device__ void sum_extra(const SumArguments& p, int first) {
 // totals[part][i] = sum over the part's blocks: kShares threads add every kShares-th of them, then their sums in
 // order.
 template <int kDim, bool kPadded>
-__global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(SumArguments p) {
+__global__ void __launch_bounds__(kSumThreads) sum_slabs_kernel(const __grid_constant__ Together<SumArguments> all) {
   constexpr int kValues = Slab<kDim>::kValues, kParts = kDim / 64, kBlocks = kTotals<kDim> / kColumns;
   static_assert(kValues % kColumns == 0);
   __shared__ float4 shares[kShares][kColumns / 4];
   release_next();  // finish_kernel alone is next, which waits for us, and so for who is before us
   await_previous();
-  if (blockIdx.x >= kBlocks) {
-    sum_extra<kDim, kPadded>(p, (static_cast<int>(blockIdx.x) - kBlocks) * kExtraChannels);
-    return;
-  }
+  const int own = static_cast<int>(blockIdx.x) / all.each, block = static_cast<int>(blockIdx.x) % all.each;
+  const SumArguments& p = all.one[own];
+  if (block >= kBlocks) return sum_extra<kDim, kPadded>(p, (block - kBlocks) * kExtraChannels);
   const int column = static_cast<int>(threadIdx.x) % (kColumns / 4),
             share = static_cast<int>(threadIdx.x) / (kColumns / 4);
-  const int at = static_cast<int>(blockIdx.x) * kColumns + 4 * column, part = at / kValues, i = at % kValues;
+  const int at = block * kColumns + 4 * column, part = at / kValues, i = at % kValues;
   float4 sum = sum_of_slabs(p.slabs + i, part + share * kParts, kShares * kParts, p.blocks, kValues);
   const auto add = [&sum](float4 v) { sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w); };
   shares[share][column] = sum;
@@ -152,10 +159,11 @@ constexpr int kOwn = 4;  // channels of a block
 
 // A block: kOwn input channels of W_qkv and output channels of W_out. Thread i: row i of W_qkv.
 template <int kDim, bool kPadded>
-__global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
+__global__ void __launch_bounds__(3 * kDim) finish_kernel(const __grid_constant__ Together<FinishArguments> all) {
+  const FinishArguments& p = all.one[static_cast<int>(blockIdx.x) / all.each];
   using L = Slab<kDim>;
   const Width<kDim, kPadded> width{p.width};
-  const int c = static_cast<int>(blockIdx.x) * kOwn, i = static_cast<int>(threadIdx.x), matrix = i / kDim,
+  const int c = static_cast<int>(blockIdx.x) % all.each * kOwn, i = static_cast<int>(threadIdx.x), matrix = i / kDim,
             channel = i % kDim, lane = i & 31, warp = i >> 5;
   const int dim = width.dim(), inner = width.row_of(channel), row = matrix * dim + inner;  // of W_qkv
   const bool live = !kPadded || inner >= 0;
@@ -219,50 +227,82 @@ __global__ void __launch_bounds__(3 * kDim) finish_kernel(FinishArguments p) {
 }
 
 template <int kDim, bool kPadded>
-Status finish(const FinishArguments& arguments, const SumArguments& sums, cudaStream_t stream) {
-  const Status status =
-      launch_early(sum_slabs_kernel<kDim, kPadded>, sums, kTotals<kDim> / kColumns + kDim / kExtraChannels,
-                   kSumThreads, 0, stream, "fused pass gradients");
-  return status.ok() ? launch_early(finish_kernel<kDim, kPadded>, arguments, arguments.width.channels / kOwn,
-                                    3 * kDim, 0, stream, "fused pass gradients")
+Status finish(Together<FinishArguments> arguments, Together<SumArguments> sums, int count, cudaStream_t stream) {
+  sums.each = kTotals<kDim> / kColumns + kDim / kExtraChannels;
+  arguments.each = arguments.one[0].width.channels / kOwn;
+  const Status status = launch_early(sum_slabs_kernel<kDim, kPadded>, sums, count * sums.each, kSumThreads, 0, stream,
+                                     "fused pass gradients");
+  return status.ok() ? launch_early(finish_kernel<kDim, kPadded>, arguments, count * arguments.each, 3 * kDim, 0,
+                                    stream, "fused pass gradients")
                      : status;
 }
 
-}  // namespace
-
-Status finish_gradients(const PassProblem& problem, const float* slabs, const float* bias_slabs,
-                        const PassBackwardPlan& plan, float* totals, bool explicit_biases,
-                        const PassGradients& gradients, cudaStream_t stream) {
-  FinishArguments arguments;
-  arguments.weights = problem.weights;
-  arguments.gradients = gradients;
-  arguments.totals = totals;
-  arguments.query_scale = static_cast<float>(
-      1.4426950408889634 / sqrt(static_cast<double>(problem.dim) / static_cast<double>(problem.heads)));
-  arguments.explicit_biases = explicit_biases;
-  arguments.rotary = problem.rotary != nullptr;
-  Status status;
-  for_padded_shape<__half>(problem.dim, problem.heads, [&](auto shape) {
-    using S = decltype(shape);
-    arguments.width = {static_cast<int>(problem.dim), static_cast<int>(problem.dim / problem.heads), S::kHeadDim};
-    const SumArguments sums{problem.weights, slabs,           totals, static_cast<int>(plan.blocks),
-                            explicit_biases, arguments.width};
-    status = fits<S>(problem.dim, problem.heads) ? finish<S::kDim, false>(arguments, sums, stream)
-                                                 : finish<S::kDim, true>(arguments, sums, stream);
-  });
-  const std::int64_t count = problem.heads * (2 * problem.lines.length - 1);
-  if (!status.ok() || gradients.bias == nullptr || count <= 0) return status;
+// The sums of the relative bias.
+Status finish_bias(const PassSums& sums, const float* slabs, int parts, cudaStream_t stream) {
+  const std::int64_t count = sums.problem.heads * (2 * sums.problem.lines.length - 1);
+  if (sums.gradients.bias == nullptr || count <= 0) return {};
   SumJobs<float> jobs;
-  jobs.dim = plan.bias_stride;
+  jobs.dim = sums.bias_stride;
   SumJob<float> job;
-  job.in = bias_slabs;
-  job.out = gradients.bias;
-  job.outer_stride = plan.bias_stride;
-  job.terms = plan.blocks / plan.parts * kBiasWarps;
+  job.in = slabs;
+  job.out = sums.gradients.bias;
+  job.outer_stride = sums.bias_stride;
+  job.terms = sums.blocks / parts * kBiasWarps;
   job.rows = 1;
   job.columns = static_cast<int>(count);
   jobs.add(job);
   return add_up(jobs, stream, "fused pass gradients");
+}
+
+// Passes of one shape.
+Status finish_alike(const PassSums* sums, int count, cudaStream_t stream) {
+  const PassProblem& first = sums[0].problem;
+  Status status;
+  for_padded_shape<__half>(first.dim, first.heads, [&](auto shape) {
+    using S = decltype(shape);
+    constexpr int kParts = S::kDim / 64;
+    Together<FinishArguments> finished = {};
+    Together<SumArguments> added = {};
+    for (int i = 0; i < count; ++i) {
+      const PassProblem& problem = sums[i].problem;
+      auto* const totals = static_cast<float*>(sums[i].memory);
+      const SumsPlaces places = sums_places<S>(sums[i].blocks, kParts, sums[i].bias_stride);
+      const SlabWidth width{static_cast<int>(first.dim), static_cast<int>(first.dim / first.heads), S::kHeadDim};
+      added.one[i] = {problem.weights, totals + places.slabs,    totals, static_cast<int>(sums[i].blocks),
+                      explicit_biases(problem), width};
+      FinishArguments& f = finished.one[i];
+      f.weights = problem.weights;
+      f.gradients = sums[i].gradients;
+      f.totals = totals;
+      f.query_scale = static_cast<float>(
+          1.4426950408889634 / sqrt(static_cast<double>(first.dim) / static_cast<double>(first.heads)));
+      f.explicit_biases = explicit_biases(problem);
+      f.rotary = problem.rotary != nullptr;
+      f.width = width;
+    }
+    status = fits<S>(first.dim, first.heads) ? finish<S::kDim, false>(finished, added, count, stream)
+                                             : finish<S::kDim, true>(finished, added, count, stream);
+    for (int i = 0; i < count && status.ok(); ++i) {
+      const SumsPlaces places = sums_places<S>(sums[i].blocks, kParts, sums[i].bias_stride);
+      status = finish_bias(sums[i], static_cast<const float*>(sums[i].memory) + places.bias, kParts, stream);
+    }
+  });
+  return status;
+}
+
+}  // namespace
+
+Status finish_passes(const PassSums* sums, int count, CUstream_st* stream) {
+  if (count > kMaxPassSums) return failure(Code::kInvalid, "fused pass gradients: of %d passes at once", count);
+  const auto alike = [](const PassProblem& a, const PassProblem& b) { return a.dim == b.dim && a.heads == b.heads; };
+  if (count == 2 && sums[0].pending && sums[1].pending && alike(sums[0].problem, sums[1].problem)) {
+    return finish_alike(sums, 2, stream);
+  }
+  Status status;
+  for (int i = 0; i < count && status.ok(); ++i) {
+    if (sums[i].pending) status = finish_alike(sums + i, 1, stream);
+  }
+  return status;
 }
 
 }  // namespace axial::kernels::cuda

@@ -131,13 +131,28 @@ TilePlan plan_tiles(int length, int max_warps, bool by_warpgroup, int shared_byt
   return best;
 }
 
+// Where the sums of a backward lie, in floats: totals (a slab a part, and two sums of each channel), the blocks'
+// slabs, the warps' sums of the relative bias (BiasSums).
+struct SumsPlaces {
+  std::int64_t slabs = 0, bias = 0, end = 0;
+};
+template <class S>
+SumsPlaces sums_places(std::int64_t blocks, int parts, int bias_stride) {
+  constexpr std::int64_t kSlab = PassSplitShape<S>::kSlab;
+  SumsPlaces places;
+  places.slabs = parts * (kSlab + 2 * 64);
+  places.bias = places.slabs + blocks * kSlab;
+  places.end = places.bias + blocks / parts * kBiasWarps * bias_stride;
+  return places;
+}
+
 // The grid of a backward is part of its result: every block sums over its own lines.
 struct PassBackwardPlan {
   bool split = false;             // in two kernels
   bool general = false;           // by the general kernel
   std::int64_t blocks = 0;        // with slabs
   std::int64_t chunk = 0;         // tiles that pass through scratch at a time, where split
-  std::size_t slab_bytes = 0;     // of a block
+  SumsPlaces sums;
   std::size_t scratch_bytes = 0;  // of a chunk
   int parts = 1;                  // block b has part b % parts of the sums
   int bias_stride = 0;            // of BiasSums; 0: no relative bias
@@ -153,11 +168,5 @@ Status launch_pass_backward(const PassBackwardArguments& arguments, const PassBa
 template <class V>
 Status launch_pass_split(PassSplitArguments arguments, const PassBackwardPlan& plan, std::int64_t dim,
                          std::int64_t heads, bool general, cudaStream_t stream);
-
-// Adds the blocks' slabs in a fixed order into `totals` (a slab a part, and two sums of each channel) and unfolds
-// them into the gradients of the weights; adds up the warps' sums of the relative bias (BiasSums).
-Status finish_gradients(const PassProblem& problem, const float* slabs, const float* bias_slabs,
-                        const PassBackwardPlan& plan, float* totals, bool explicit_biases,
-                        const PassGradients& gradients, cudaStream_t stream);
 
 }  // namespace axial::kernels::cuda

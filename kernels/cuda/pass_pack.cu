@@ -18,6 +18,7 @@ struct PackArguments {
   PackOne one[kMaxPackedTogether];
   float query_scale;  // 1/sqrt(d), and log2(e): the softmax is taken to the base 2
   int dim, heads;     // of a padded shape (PassWidth)
+  std::size_t backward;  // PackedPlaces
 };
 
 // Bias of row r of W_qkv z: W_qkv norm_bias + b_qkv. dim: D, up to kDim.
@@ -39,19 +40,16 @@ inline constexpr int kPackOutBlocks = S::kDim / kWarps;
 template <class S>
 inline constexpr int kPackBlocks = kPackOutBlocks<S> + S::kQkvRows / kWarps;
 
-// Of the blocks of a problem the first kPackOutBlocks: the output projection and its bias; the others: the rows of
-// QKV. kPadded: channels and heads that the weights lack are zero.
+// The weights of one shape. Of the blocks of a problem the first kPackOutBlocks: the output projection and its bias; the
+// others: the rows of QKV. kPadded: channels and heads that the weights lack are zero.
 template <class S, bool kPadded>
-__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackArguments arguments) {
+__device__ __forceinline__ void pack_block(const PackArguments& arguments, const PackOne& p, unsigned char* packed,
+                                           int block) {
   using V = typename S::Value;
   const int dim = kPadded ? arguments.dim : S::kDim, heads = kPadded ? arguments.heads : S::kHeads;
   const int head_dim = dim / heads;  // of a head without its padding
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) >> 5;
-  const PackOne& p = arguments.one[blockIdx.x / kPackBlocks<S>];
-  const int block = static_cast<int>(blockIdx.x) % kPackBlocks<S>;
   const PassWeights& w = p.weights;
-  await_previous();
-  release_next();
   if (block < kPackOutBlocks<S>) {
     __shared__ float value_bias[S::kDim];
     if (!p.explicit_biases) {
@@ -76,14 +74,14 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
         if (!kPadded || row < dim) plain = w.out_weight[row * dim + head * head_dim + c];
         if (!p.explicit_biases) sum += permuted * value_bias[head * head_dim + c];
       }
-      unsigned char* at = p.packed + block * S::kOutBlock + swizzled(row, byte);
+      unsigned char* at = packed + block * S::kOutBlock + swizzled(row, byte);
       *reinterpret_cast<V*>(at + S::kOut) = static_cast<V>(permuted);
       *reinterpret_cast<V*>(at + S::kOutPlain) = static_cast<V>(plain);
     }
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
     if (lane == 0) {
-      reinterpret_cast<float*>(p.packed + S::kOutBias)[channel] =
+      reinterpret_cast<float*>(packed + S::kOutBias)[channel] =
           !kPadded || channel < dim ? w.out_bias[channel] + sum : 0.f;
     }
     return;
@@ -96,30 +94,55 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
 #pragma unroll
   for (int k = lane; k < (S::kDim + 63) / 64 * 64; k += 32) {
     const float v = k < dim ? w.qkv_weight[from * dim + k] * w.norm_weight[k] * scale : 0.f;
-    *reinterpret_cast<V*>(p.packed + k / 64 * S::kQkvBlock + swizzled(row, k % 64 * 2)) = static_cast<V>(v);
+    *reinterpret_cast<V*>(packed + k / 64 * S::kQkvBlock + swizzled(row, k % 64 * 2)) = static_cast<V>(v);
   }
   const float b = m == 0 || p.explicit_biases ? qkv_bias<S::kDim>(w, from, dim) * scale : 0.f;
-  if (lane == 0) reinterpret_cast<float*>(p.packed + S::kQkvBias)[row] = b;
+  if (lane == 0) reinterpret_cast<float*>(packed + S::kQkvBias)[row] = b;
 }
 
-template <class S>
-Status pack_shape(const PackArguments& arguments, int count, cudaStream_t stream) {
-  static_assert(S::kDim % kWarps == 0 && S::kQkvRows % kWarps == 0);
-  const auto kernel = fits<S>(arguments.dim, arguments.heads) ? pack_kernel<S, false> : pack_kernel<S, true>;
-  return launch_early(kernel, arguments, count * kPackBlocks<S>, kThreads, 0, stream, "fused pass weights");
+// For a forward of shape F, and behind it for a backward of shape B where that is another one.
+template <class F, class B, bool kPadded>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackArguments arguments) {
+  constexpr bool kOne = std::is_same_v<F, B>;
+  constexpr int kBlocks = kPackBlocks<F> + (kOne ? 0 : kPackBlocks<B>);
+  const PackOne& p = arguments.one[blockIdx.x / kBlocks];
+  const int block = static_cast<int>(blockIdx.x) % kBlocks;
+  await_previous();
+  release_next();
+  if (kOne || block < kPackBlocks<F>) {
+    pack_block<F, kOne && kPadded>(arguments, p, p.packed, block);
+  } else if constexpr (!kOne) {
+    pack_block<B, true>(arguments, p, p.packed + arguments.backward, block - kPackBlocks<F>);
+  }
 }
 
-// For the forward, and for a backward of another shape.
+template <class F, class B>
+Status launch_pack(const PackArguments& arguments, int count, cudaStream_t stream) {
+  constexpr bool kOne = std::is_same_v<F, B>;
+  static_assert(F::kDim % kWarps == 0 && F::kQkvRows % kWarps == 0 && B::kQkvRows % kWarps == 0);
+  const int blocks = kPackBlocks<F> + (kOne ? 0 : kPackBlocks<B>);
+  const auto kernel =
+      fits<F>(arguments.dim, arguments.heads) ? pack_kernel<F, B, false> : pack_kernel<F, B, kOne>;
+  return launch_early(kernel, arguments, count * blocks, kThreads, 0, stream, "fused pass weights");
+}
+
 template <class V>
-Status pack(PackArguments arguments, int count, cudaStream_t stream) {
+Status pack(const PackArguments& arguments, int count, cudaStream_t stream) {
   Status status;
-  for_forward_shape<V>(arguments.dim, arguments.heads,
-                       [&](auto shape) { status = pack_shape<decltype(shape)>(arguments, count, stream); });
-  const PackedPlaces places = packed_places(arguments.dim, arguments.heads);
-  if (!status.ok() || places.backward == 0) return status;
-  for (int i = 0; i < count; ++i) arguments.one[i].packed += places.backward;
-  for_padded_shape<V>(arguments.dim, arguments.heads,
-                      [&](auto shape) { status = pack_shape<decltype(shape)>(arguments, count, stream); });
+  for_forward_shape<V>(arguments.dim, arguments.heads, [&](auto forward) {
+    using F = decltype(forward);
+    if constexpr (F::kDim == 64 || F::kDim == 128) {  // the backward's, too
+      status = launch_pack<F, F>(arguments, count, stream);
+    } else {
+      for_padded_shape<V>(arguments.dim, arguments.heads, [&](auto backward) {
+        using B = decltype(backward);
+        // The others cannot be: each would be a kernel more.
+        constexpr int kHeadDim = F::kHeadDim == 48 ? 64 : F::kHeadDim;
+        if constexpr (B::kDim == (F::kDim > 64 ? 128 : 64) && B::kHeadDim == kHeadDim)
+          status = launch_pack<F, B>(arguments, count, stream);
+      });
+    }
+  });
   return status;
 }
 
@@ -130,6 +153,7 @@ Status pack_passes(const PassProblem* problems, void* const* packed, int count, 
   PackArguments arguments = {};
   arguments.dim = static_cast<int>(first.dim);
   arguments.heads = static_cast<int>(first.heads);
+  arguments.backward = packed_places(first.dim, first.heads).backward;
   arguments.query_scale = static_cast<float>(1.4426950408889634 /
                                              sqrt(static_cast<double>(first.dim) / static_cast<double>(first.heads)));
   for (int i = 0; i < count; ++i) {

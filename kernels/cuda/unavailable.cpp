@@ -52,8 +52,12 @@ Status pass_forward(const PassProblem&, const void*, const Tokens&, CUstream_st*
 
 std::size_t pass_backward_workspace(const PassProblem&) { return 0; }
 
+std::size_t pass_sums_bytes(const PassProblem&) { return 0; }
+
+Status finish_passes(const PassSums*, int, CUstream_st*) { return unavailable(); }
+
 Status pass_backward(const PassProblem&, const void*, const ConstTokens&, const Tokens&, const PassGradients&, void*,
-                     std::size_t, CUstream_st*) {
+                     std::size_t, CUstream_st*, PassSums*) {
   return unavailable();
 }
 

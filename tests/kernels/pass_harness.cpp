@@ -187,8 +187,12 @@ std::string compare_pass(const PassCase& c, const PassOutputs& out, const PassRe
   // it), and gradients that are not all the same.
   const bool many = input.lines.count() * c.heads * c.length * c.length >= 16384 && c.dy != TokenLayout::kExpanded &&
                     !(c.causal && c.dropout > 0);
+  // All tokens share the rounded weights, D^2 errors a matrix: rounding them alone gives a bias of 0.0001 in the root
+  // mean square at D = 64, 0.0003 at 32 and 0.0013 at 8.
+  const double narrow = c.portable ? 1 : std::max(1.0, 64 / static_cast<double>(c.dim));
   const auto with_bias = [&](Tolerance allowed) {
     if (!many) allowed.bias = std::numeric_limits<double>::infinity();
+    allowed.bias *= narrow;
     return allowed;
   };
   std::string text;
@@ -206,6 +210,7 @@ std::string compare_pass(const PassCase& c, const PassOutputs& out, const PassRe
     // sums to zero.
     constexpr double kThroughScores = 1.5;
     Tolerance allowed = parameter_tolerance(c);
+    if (narrow > 2) allowed.relative *= 1.5;  // of a few numbers, each of few terms
     if (p.values == &PassParameters::bias) allowed.relative *= kThroughScores;
     text += compare(p.name, out.gradients.*p.values, gradient, with_bias(allowed));
     if (p.values != &PassParameters::qkv_weight || c.length == 1) continue;

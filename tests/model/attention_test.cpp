@@ -184,13 +184,16 @@ TEST_P(AttentionTest, SixteenBitsBesideFloat32Parameters) {
 
 // Weights that are prepared for all blocks together are those of each, also right behind a change of theirs.
 TEST_P(AttentionTest, BlocksTogetherAreTheirPassesOneByOne) {
-  for (const std::int64_t dim : {64, 128}) {
+  for (const std::int64_t dim : {64, 96, 128}) {
     for (const double layer_scale : {0.0, 0.5}) {
       AxialBlockOptions o;
       o.attention.dim = dim;
       o.attention.heads = 4;
       o.attention.layer_scale = layer_scale;
       o.attention.drop_path = 0.2;
+      o.attention.relative_bias = dim == 96;
+      o.attention.height = 14;
+      o.attention.width = 20;
       std::vector<AxialBlock> blocks;
       for (int i = 0; i < 3; ++i) {
         o.attention.stream += kStreamsPerBlock;
@@ -234,6 +237,53 @@ TEST_P(AttentionTest, BlocksTogetherAreTheirPassesOneByOne) {
         }
       }
     }
+  }
+}
+
+// A frozen pass, a frozen input, weights that are trained alone: their gradients are what they are among all others.
+TEST_P(AttentionTest, WhatNeedsNoGradientIsLeftOut) {
+  for (const bool bias : {false, true}) {
+    AxialAttentionOptions o;
+    o.dim = 64;
+    o.heads = 4;
+    o.relative_bias = bias;
+    o.height = 5;
+    o.width = 7;
+    AxialAttention layer(o);
+    layer->to(device());
+    randomise(layer);
+    const auto type = device().is_cuda() ? at::kBFloat16 : at::kFloat;
+    const at::Tensor x = torch::randn({6, 5, 7, 64}).to(options(type)), dy = torch::randn_like(x);
+    std::vector<at::Tensor> leaves = layer->parameters();
+    leaves.insert(leaves.begin(), leaf_of(x));
+    const std::size_t half = leaves.size() / 2;
+    const auto gradients = [&](const auto& wanted) {
+      std::vector<at::Tensor> found;
+      for (std::size_t i = 0; i < leaves.size(); ++i) {
+        leaves[i].mutable_grad() = at::Tensor();
+        leaves[i].set_requires_grad(wanted(i));
+      }
+      layer->forward(leaves[0], {}).backward(dy);
+      for (const at::Tensor& leaf : leaves) found.push_back(leaf.grad());
+      return found;
+    };
+    const auto all = gradients([](std::size_t) { return true; });
+    const auto expect_those = [&](const char* what, const auto& wanted) {
+      SCOPED_TRACE(what);
+      const auto some = gradients(wanted);
+      for (std::size_t i = 0; i < leaves.size(); ++i) {
+        ASSERT_EQ(some[i].defined(), wanted(i)) << i;
+        if (wanted(i)) {
+          EXPECT_TRUE(at::equal(some[i], all[i])) << i;
+        }
+      }
+    };
+    expect_those("the input", [](std::size_t i) { return i == 0; });
+    expect_those("the weights", [](std::size_t i) { return i != 0; });
+    expect_those("one half of them", [&](std::size_t i) { return i >= 1 && i <= half; });
+    expect_those("the other half", [&](std::size_t i) { return i > half; });
+    for (std::size_t only = 1; only < leaves.size(); ++only)
+      expect_those("one weight", [only](std::size_t i) { return i == only; });
   }
 }
 
