@@ -245,7 +245,8 @@ void check_precision(Draw& draw, const std::function<void(GradcheckResult)>& rep
   types.push_back({at::kHalf, false, "float16"});
   std::vector<Shape> shapes{{2, 14, 14, 64, 4}, {16, 5, 9, 48, 3}};  // large enough that a lean of 1e-3 is no chance
   if (cuda) {
-    for (const Shape& s : {Shape{2, 28, 28, 64, 4}, {2, 32, 32, 64, 4}, {1, 40, 70, 128, 2}}) shapes.push_back(s);
+    for (const Shape& s : {Shape{2, 28, 28, 64, 4}, {2, 32, 32, 64, 4}, {1, 40, 70, 128, 2}, {1, 50, 90, 96, 3}})
+      shapes.push_back(s);
   }
   for (const Narrow& n : types) {
     for (const Shape& s : shapes) {

@@ -291,9 +291,12 @@ at::Tensor axial_pass(const at::Tensor& x, const PassParameters& p, const PassOp
 }
 
 at::Tensor axial_passes(const at::Tensor& x, const PassParameters* parameters, const PassOptions* options) {
-  const bool prepared = options[0].packed.defined() && options[1].packed.defined();
-  if (prepared && (needs_gradients(x, parameters[0]) || needs_gradients(x, parameters[1])))
-    return fused_passes(x, parameters, options);
+  bool together = needs_gradients(x, parameters[0]) || needs_gradients(x, parameters[1]);
+  for (int i = 0; i < 2; ++i) {
+    check_pass(x, parameters[i], options[i]);
+    together = together && options[i].packed.defined() && fused_pass_serves(x, parameters[i], options[i], true);
+  }
+  if (together) return fused_passes(x, parameters, options);
   return axial_pass(axial_pass(x, parameters[0], options[0]), parameters[1], options[1]);
 }
 

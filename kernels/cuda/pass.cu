@@ -410,7 +410,7 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
   }
   if (!status.ok()) return status;
   PassSums own;
-  own.memory = sums != nullptr ? sums->memory : workspace;
+  own.memory = sums != nullptr && wants_gradients ? sums->memory : workspace;
   own.pending = wants_gradients;
   own.problem = problem;
   own.gradients = gradients;

@@ -94,7 +94,10 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   constexpr bool kEvenRows = 32 % L::kRowGroups == 0;
   const int copy_row = lane / L::kRowGroups, copy_group = lane % L::kRowGroups;
   const int copy_to = late(L::x_offset(copy_row, copy_group));
-  const V* copy_from = static_cast<const V*>(p.x) + (own * 16 + copy_row) * p.x_strides.token + 8 * copy_group;
+  const auto copy_from = [&] {  // the general kernels have no registers to keep it
+    return static_cast<const V*>(p.x) + (own * 16 + (kGeneral ? late(copy_row) : copy_row)) * p.x_strides.token +
+           8 * copy_group;
+  };
   // A float32 residual stream is not staged: what becomes of x_hat and of y reads it where it lies.
   const bool wide = kGeneral && p.options.float32_residual;
   // The offset of row lane & 15, or kNoRow.
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
         const std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
         if constexpr (kEvenRows) {
           constexpr int kRows = 32 / L::kRowGroups;
-          const V* at = copy_from + from;
+          const V* at = copy_from() + from;
 #pragma unroll
           for (int i = 0; i < S::kDim / 16; ++i) {
             const bool there = copy_row + i * kRows < rows && live(8 * copy_group);
@@ -269,10 +272,12 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       if constexpr (kStrips > 0) {
         attend_short.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange,
                          o + group * S::kGroupHeads * S::kSteps);
+        turn ^= 1;
       } else if (!kGeneral || group * S::kGroupHeads < heads) {
         Attend<S, kGeneral> attend;
         attend.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange, keep_scale, context,
                    o + group * S::kGroupHeads * S::kSteps);
+        turn ^= 1;  // here alone: what skips the barrier of an area must not count it as used
       } else {
 #pragma unroll
         for (int i = 0; i < S::kGroupHeads * S::kSteps; ++i) {
@@ -284,7 +289,6 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
 #pragma unroll
         for (int r = 0; r < 2; ++r) context.row[r] += S::kGroupHeads;
       }
-      turn ^= 1;
       if (group + 1 < kGroups) {
         if (!L::kAhead) project(group + 1, mine);
         wgmma_wait<0>();

@@ -35,7 +35,7 @@ TEST_F(Pass, EveryWidthHasItsKernels) {
 // copies of it that other blocks and other rows of a tile compute.
 TEST_F(Pass, ManyTiles) {
   for (const PassWidth& width : kPassWidths) {
-    for (const std::int64_t length : {6, 16, 29, 64}) {
+    for (const std::int64_t length : {6, 16, 29, 64, 100}) {
       PassCase base;
       base.outer[0] = 7;
       base.outer[1] = 3;
