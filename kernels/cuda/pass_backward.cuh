@@ -194,8 +194,15 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
         a = b = 0;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-          v[2 * k] -= live(seat, k >> 2) ? mean : 0.f;
-          v[2 * k + 1] -= live(seat, k >> 2) ? mean : 0.f;
+          v[2 * k] -= mean;
+          v[2 * k + 1] -= mean;
+        }
+        if (kGeneral && p.options.width.channels != S::kDim) {  // padding is zero, as it was
+#pragma unroll
+          for (int k = 0; k < 16; ++k) v[k] = live(seat, k >> 3) ? v[k] : 0.f;
+        }
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
           a = fmaf(v[2 * k], v[2 * k], a);
           b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }

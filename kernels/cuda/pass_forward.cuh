@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   const LineGeometry& geometry = p.geometry;
   // Eight channels from this one on are a token's.
   const auto live = [&p](int channel) { return !kGeneral || channel < p.options.width.channels; };
+  const bool padded = kGeneral && p.options.width.channels != S::kDim;
   const float inverse = kGeneral ? p.options.width.inverse : 1.f / S::kDim;
   const int heads = kGeneral ? p.options.width.heads : S::kHeads;
 
@@ -206,9 +207,17 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
 #pragma unroll
       for (int i = 0; i < 2 * kDimSteps; ++i) {
         const std::uint32_t pair = x_hat[i >> 1][r + 2 * (i & 1)];
-        const float less = live(8 * i) ? mean : 0.f;  // padding is zero
-        v[2 * i] = F::low(pair) - less;
-        v[2 * i + 1] = F::high(pair) - less;
+        v[2 * i] = F::low(pair) - mean;
+        v[2 * i + 1] = F::high(pair) - mean;
+      }
+      if (padded) {  // zero, as it was
+#pragma unroll
+        for (int i = 0; i < 2 * kDimSteps; ++i) {
+          if (!live(8 * i)) v[2 * i] = v[2 * i + 1] = 0;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kDimSteps; ++i) {
         a = fmaf(v[2 * i], v[2 * i], a);
         b = fmaf(v[2 * i + 1], v[2 * i + 1], b);
       }

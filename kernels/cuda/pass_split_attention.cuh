@@ -172,9 +172,15 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
         a = b = 0;
 #pragma unroll
         for (int k = 0; k < 8 * kBlocks; ++k) {
-          const float less = live(64 * (k >> 3) + 8 * group(k >> 2 & 1)) ? mean : 0.f;
-          v[2 * k] -= less;
-          v[2 * k + 1] -= less;
+          v[2 * k] -= mean;
+          v[2 * k + 1] -= mean;
+        }
+        if (kGeneral && p.options.width.channels != S::kDim) {  // padding is zero, as it was
+#pragma unroll
+          for (int k = 0; k < 16 * kBlocks; ++k) v[k] = live(64 * (k >> 4) + 8 * group(k >> 3 & 1)) ? v[k] : 0.f;
+        }
+#pragma unroll
+        for (int k = 0; k < 8 * kBlocks; ++k) {
           a = fmaf(v[2 * k], v[2 * k], a);
           b = fmaf(v[2 * k + 1], v[2 * k + 1], b);
         }
