@@ -22,10 +22,11 @@ void or_warn(F write) {
 Recorder::Recorder(const std::filesystem::path& folder, RunDirectory::Mode mode, const Config& config,
                    std::int64_t resume_epoch, std::int64_t resume_step, const std::filesystem::path& from)
     : run_(folder, mode) {
-  run_.write_config(to_yaml(config));
   log::open_file(run_.path() / "train.log");
+  // What it refuses leaves the configuration of the run that was.
   csv_ = std::make_unique<MetricsCsv>(run_.path() / "metrics.csv", EpochReport::csv_columns(), resume_epoch,
                                       from.empty() ? from : from / "metrics.csv");
+  run_.write_config(to_yaml(config));
   if (config.train.tensorboard) events_ = std::make_unique<EventWriter>(run_.path(), resume_step, from);
 }
 

@@ -269,7 +269,8 @@ TEST_F(Start, WhatARunHasLostIsSaidOrRefused) {
   };
   const std::string rows = read_file(folder_ / "run" / "metrics.csv");
   std::ofstream(copy("quoted") / "metrics.csv") << '"' << rows;
-  expect_error(run({"train", "--resume=quoted"}), 1, {"metrics.csv: expected the columns"});
+  expect_error(run({"train", "--resume=quoted", "train.epochs=7"}), 1, {"metrics.csv: expected the columns"});
+  EXPECT_EQ(read_file(folder_ / "quoted" / "config.yaml"), read_file(folder_ / "run" / "config.yaml"));
   std::ofstream(copy("emptied") / "metrics.csv").flush();
   warns("emptied", "metrics.csv: there is no row of epoch 1 to 2");
   std::ofstream(copy("cut") / "metrics.csv") << rows.substr(0, rows.rfind('\n', rows.size() - 2) + 5);
