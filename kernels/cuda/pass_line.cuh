@@ -99,8 +99,11 @@ __device__ __forceinline__ void tile_pair(typename E::Value* at, float x, float 
 
 enum class Side { kRows, kCols };  // how an operand lies in its tile: load_a and load_b_rows, or the others
 
+template <class E>
+inline constexpr int kProductUnroll = E::kHoldDim == 0 ? 1 : 2;
+
 // c [16 x 8 kTiles] += A [16 x kStep steps] B.
-template <class E, Side kA, Side kB, int kTiles, int kUnroll = E::kHoldDim == 0 ? 1 : 2>
+template <class E, Side kA, Side kB, int kTiles, int kUnroll = kProductUnroll<E>>
 __device__ __forceinline__ void line_product(float (*c)[4], const typename E::Value* a, int lda,
                                              const typename E::Value* b, int ldb, int steps) {
   a += late(0), b += late(0);
@@ -118,6 +121,35 @@ __device__ __forceinline__ void line_product(float (*c)[4], const typename E::Va
       }
 #pragma unroll
       for (int i = 0; i < E::kTiles; ++i) E::mma(c[n + i], own, other[i]);
+    }
+  }
+}
+
+// The same for the rows of kTogether strips, c [kTogether][16 x 8 kTiles], which share what is loaded of B.
+template <class E, Side kB, int kTiles, int kUnroll, int kTogether>
+__device__ __forceinline__ void line_products(float (*c)[4], const typename E::Value* a, int lda,
+                                              const typename E::Value* b, int ldb, int steps) {
+  if constexpr (kTogether == 1) {
+    line_product<E, Side::kRows, kB, kTiles, kUnroll>(c, a, lda, b, ldb, steps);
+  } else {
+    static_assert(E::kTiles == 1);
+    a += late(0), b += late(0);
+#pragma unroll(kUnroll)
+    for (int k = 0; k < steps * E::kStep; k += E::kStep) {
+      typename E::A own[kTogether];
+#pragma unroll
+      for (int m = 0; m < kTogether; ++m) own[m] = E::load_a(a + m * 16 * lda + k, lda);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        typename E::B other[1];
+        if constexpr (kB == Side::kRows) {
+          E::load_b_rows(b + n * 8 * ldb + k, ldb, other);
+        } else {
+          E::load_b_cols(b + k * ldb + n * 8, ldb, other);
+        }
+#pragma unroll
+        for (int m = 0; m < kTogether; ++m) E::mma(c[m * kTiles + n], own[m], other[0]);
+      }
     }
   }
 }
@@ -239,11 +271,34 @@ struct LineChannels {
 // A warp's next kLineRows rows: what it loads of them is in flight together.
 inline constexpr int kLineRows = 2;
 
-// z of the tile's rows; zero where there is no token. stats [rows]: null where nobody needs them.
+// What a warp needs to normalise the first of its rows, loaded before there is a table of them.
+template <class S>
+struct LineAhead {
+  LineChannels<S> channels;
+  float2 x[kLineRows];
+  __device__ __forceinline__ explicit LineAhead(const PassWeights& weights) : channels(weights) {}
+  __device__ __forceinline__ void load(const LineArguments& p, int tile) {
+    const LineGeometry& g = p.geometry;
+#pragma unroll
+    for (int i = 0; i < kLineRows; ++i) {
+      const int row = (static_cast<int>(threadIdx.x) >> 5) + i * S::kWarps;
+      const int slot = g.lines_per_tile == 1 ? 0 : row / 16, position = row - slot * 16;
+      const std::int64_t line = std::int64_t{tile} * g.lines_per_tile + slot;
+      x[i] = make_float2(0, 0);
+      if (slot >= g.lines_per_tile || line >= g.lines || position >= g.length) continue;
+      x[i] = channels.load(p.x, line_offset(g, static_cast<std::uint32_t>(line), p.x_strides) +
+                                    position * p.x_strides.token);
+    }
+  }
+};
+
+// z of the tile's rows; zero where there is no token. stats [rows]: null where nobody needs them. ahead: null where the
+// first rows are to be loaded with the others.
 template <class S>
 __device__ __forceinline__ void normalise_line_rows(const LineArguments& p, const LineRows& place,
-                                                    typename S::Value* z, float2* stats) {
-  const LineChannels<S> channels(p.weights);
+                                                    typename S::Value* z, float2* stats,
+                                                    const LineChannels<S>& channels,
+                                                    const LineAhead<S>* ahead = nullptr) {
 #pragma unroll 1
   for (int first = static_cast<int>(threadIdx.x) >> 5; first < place.rows(); first += kLineRows * S::kWarps) {
     float2 x[kLineRows];
@@ -253,7 +308,11 @@ __device__ __forceinline__ void normalise_line_rows(const LineArguments& p, cons
       const int row = first + i * S::kWarps;
       const std::int64_t offset = row < place.rows() ? place.table.x[row] : kNoRow;
       token[i] = offset != kNoRow;
-      x[i] = token[i] ? channels.load(p.x, offset) : make_float2(0, 0);
+      if (ahead != nullptr && first < S::kWarps) {
+        x[i] = ahead->x[i];
+      } else {
+        x[i] = token[i] ? channels.load(p.x, offset) : make_float2(0, 0);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kLineRows; ++i) {
@@ -286,29 +345,64 @@ __device__ __forceinline__ void turn_line_tile(const LineArguments& p, int strip
   }
 }
 
-// Columns 8 kColumns `columns` .. of Q, K, V for the 16 rows of a strip: z W_qkv^T + b_qkv, Q and K turned.
-template <class S, int kUnroll>
-__device__ __forceinline__ void project_line_strip(const LineArguments& p, const typename S::Value* weights,
-                                                   const typename S::Value* z, typename S::Value* qkv, int rows,
-                                                   int strip, int columns) {
+// Two strips share what a task loads of the weights in strict float32, whose products wait for shared memory and not
+// for the multiplications. body(how many strips a task takes), a constant. Tiles of lines of up to 32 tokens, two of
+// which have 16 rows each, are always of two strips.
+template <class S, int kMaxKeys, class Body>
+__device__ __forceinline__ void with_strips_together(int strips, Body&& body) {
+  if constexpr (std::is_same_v<typename S::E, Fp32>) {
+    if (kMaxKeys <= 32 || strips % 2 == 0) return body(std::integral_constant<int, 2>{});
+  }
+  if constexpr (!std::is_same_v<typename S::E, Fp32> || kMaxKeys > 32) body(std::integral_constant<int, 1>{});
+}
+
+// A projection's share of a warp: kTiles tiles of 8 columns, for kTogether strips. Two strips have registers for three.
+template <class S, int kTogether>
+struct LineTask {
+  static constexpr int kTiles = kTogether == 1 ? S::kColumns : 3, kParts = 3 * S::kDim / (8 * kTiles);
+  static_assert(3 * S::kDim % (8 * kTiles) == 0);
+};
+
+// Columns 8 kTiles `columns` .. of Q, K, V for the 16 rows of each strip: z W_qkv^T + b_qkv, Q and K turned.
+template <class S, int kUnroll, int kTogether>
+__device__ __forceinline__ void project_line_strips(const LineArguments& p, const typename S::Value* weights,
+                                                    const typename S::Value* z, typename S::Value* qkv, int rows,
+                                                    int strip, int columns) {
   using E = typename S::E;
-  float c[S::kColumns][4] = {};
-  const int first = columns * S::kColumns * 8;  // of 3D
-  line_product<E, Side::kRows, Side::kRows, S::kColumns, kUnroll>(
+  constexpr int kTiles = LineTask<S, kTogether>::kTiles;
+  float c[kTogether * kTiles][4] = {};
+  const int first = columns * kTiles * 8;  // of 3D
+  line_products<E, Side::kRows, kTiles, kUnroll, kTogether>(
       c, z + strip * 16 * S::kLd, S::kLd, weights + first * S::kLd, S::kLd, S::kDim / E::kStep);
   if (p.weights.qkv_bias != nullptr) {
 #pragma unroll
-    for (int n = 0; n < S::kColumns; ++n) {
+    for (int n = 0; n < kTiles; ++n) {
       const float* bias = p.weights.qkv_bias + first + n * 8 + 2 * (lane_id() & 3);
-      c[n][0] += bias[0], c[n][1] += bias[1], c[n][2] += bias[0], c[n][3] += bias[1];
+#pragma unroll
+      for (int m = 0; m < kTogether; ++m) {
+        float(&own)[4] = c[m * kTiles + n];
+        own[0] += bias[0], own[1] += bias[1], own[2] += bias[0], own[3] += bias[1];
+      }
     }
   }
   if (p.rotary != nullptr && first < 2 * S::kDim) {
 #pragma unroll
-    for (int n = 0; n < S::kColumns; ++n) turn_line_tile<S, false>(p, strip, (first + n * 8) % S::kHeadDim, c[n]);
+    for (int i = 0; i < kTogether * kTiles; ++i) {
+      const int column = first + i % kTiles * 8;
+      if (kTogether == 1 || column < 2 * S::kDim)
+        turn_line_tile<S, false>(p, strip + i / kTiles, column % S::kHeadDim, c[i]);
+    }
   }
-  typename S::Value* at = qkv + (first / S::kDim) * rows * S::kLd + strip * 16 * S::kLd + first % S::kDim;
-  store_tile<E, S::kColumns>(at, S::kLd, c);
+  if constexpr (kTogether == 1) {  // of one matrix
+    typename S::Value* at = qkv + (first / S::kDim) * rows * S::kLd + strip * 16 * S::kLd + first % S::kDim;
+    store_tile<E, kTiles>(at, S::kLd, c);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kTogether * kTiles; ++i) {
+      const int column = first + i % kTiles * 8, own = strip + i / kTiles;
+      store_tile<E, 1>(qkv + (column / S::kDim) * rows * S::kLd + own * 16 * S::kLd + column % S::kDim, S::kLd, c + i);
+    }
+  }
 }
 
 // The probabilities of 16 queries before their division: s becomes 2^(logit - maximum); returns 1 / sum of each row.

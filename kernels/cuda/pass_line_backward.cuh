@@ -296,25 +296,32 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_backward_kernel(const __g
   for (int tile = first_tile; tile < p.geometry.tiles; tile += static_cast<int>(gridDim.x)) {
     const LineRows place{p.geometry, tile, tables[turn]};
     turn ^= 1;
-    normalise_line_rows<S>(p, place, tiles.z, tiles.stats);
+    normalise_line_rows<S>(p, place, tiles.z, tiles.stats, LineChannels<S>(p.weights));
     load_line_gradients<S>(p, place, tiles);
     if (tile == first_tile) await_line_weights<S>();
     __syncthreads();
-    constexpr int kQkvParts = 3 * S::kDim / (8 * S::kColumns), kParts = 4 * S::kDim / (8 * S::kColumns);
+    with_strips_together<S, S::kMaxBackward>(strips, [&](auto together) {
+      constexpr int kTogether = together, kGradientTiles = kTogether == 1 ? S::kColumns : 2,
+                    kQkvParts = LineTask<S, kTogether>::kParts, kParts = kQkvParts + S::kDim / (8 * kGradientTiles);
 #pragma unroll 1
-    for (int task = warp; task < strips * kParts; task += S::kWarps) {
-      const int strip = task / kParts, part = task % kParts;
-      if (part < kQkvParts) {
-        project_line_strip<S, 1>(p, tiles.weights, tiles.z, tiles.q, rows, strip, part);
-      } else {  // dO = dY W_out
-        float c[S::kColumns][4] = {};
-        const int first = (part - kQkvParts) * S::kColumns * 8;
-        line_product<E, Side::kRows, Side::kCols, S::kColumns>(c, tiles.dy + strip * 16 * S::kLd, S::kLd,
-                                                               tiles.weights + 3 * S::kDim * S::kLd + first, S::kLd,
-                                                               S::kDim / E::kStep);
-        store_tile<E, S::kColumns>(tiles.d_o + strip * 16 * S::kLd + first, S::kLd, c);
+      for (int task = warp; task < strips / kTogether * kParts; task += S::kWarps) {
+        const int strip = task / kParts * kTogether, part = task % kParts;
+        if (part < kQkvParts) {
+          project_line_strips<S, 1, kTogether>(p, tiles.weights, tiles.z, tiles.q, rows, strip, part);
+        } else {  // dO = dY W_out
+          float c[kTogether * kGradientTiles][4] = {};
+          const int first = (part - kQkvParts) * kGradientTiles * 8;
+          line_products<E, Side::kCols, kGradientTiles, kProductUnroll<E>, kTogether>(
+              c, tiles.dy + strip * 16 * S::kLd, S::kLd, tiles.weights + 3 * S::kDim * S::kLd + first, S::kLd,
+              S::kDim / E::kStep);
+#pragma unroll
+          for (int m = 0; m < kTogether; ++m) {
+            store_tile<E, kGradientTiles>(tiles.d_o + (strip + m) * 16 * S::kLd + first, S::kLd,
+                                          c + m * kGradientTiles);
+          }
+        }
       }
-    }
+    });
     __syncthreads();
     place_line_rows<S::kThreads>(p, tile + static_cast<int>(gridDim.x), tables[turn]);  // of the next tile
     for (int first = 0; first < S::kHeads; first += p.group) {
@@ -348,19 +355,23 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_backward_kernel(const __g
       });
     }
     __syncthreads();
-    constexpr int kInputParts = S::kDim / (8 * E::kTiles);
+    with_strips_together<S, S::kMaxBackward>(strips, [&](auto together) {
+      constexpr int kTogether = together, kInputParts = S::kDim / (8 * E::kTiles);
 #pragma unroll 1
-    for (int task = warp; task < strips * kInputParts; task += S::kWarps) {
-      const int strip = task / kInputParts, column = task % kInputParts * 8 * E::kTiles;
-      float c[E::kTiles][4] = {};
+      for (int task = warp; task < strips / kTogether * kInputParts; task += S::kWarps) {
+        const int strip = task / kInputParts * kTogether, column = task % kInputParts * 8 * E::kTiles;
+        float c[kTogether * E::kTiles][4] = {};
 #pragma unroll 1
-      for (int m = 0; m < 3; ++m) {
-        line_product<E, Side::kRows, Side::kCols, E::kTiles>(c, tiles.q + m * matrix + strip * 16 * S::kLd, S::kLd,
-                                                             tiles.weights + m * S::kDim * S::kLd + column, S::kLd,
-                                                             S::kDim / E::kStep);
+        for (int m = 0; m < 3; ++m) {
+          line_products<E, Side::kCols, E::kTiles, kProductUnroll<E>, kTogether>(
+              c, tiles.q + m * matrix + strip * 16 * S::kLd, S::kLd, tiles.weights + m * S::kDim * S::kLd + column,
+              S::kLd, S::kDim / E::kStep);
+        }
+#pragma unroll
+        for (int m = 0; m < kTogether; ++m)
+          store_tile<E, E::kTiles, false>(tiles.d_o + (strip + m) * 16 * S::kLd + column, S::kLd, c + m * E::kTiles);
       }
-      store_tile<E, E::kTiles, false>(tiles.d_o + strip * 16 * S::kLd + column, S::kLd, c);
-    }
+    });
     if (p.slabs != nullptr) {
 #pragma unroll
       for (int own = 0; own < S::kOwnStrips; ++own) {

@@ -46,8 +46,8 @@ __device__ __forceinline__ void line_attention(const LineArguments& p, const Lin
                                  factor.y * p.dropout.scale.single);
 }
 
-// Columns 8 kTiles `columns` .. of y for 16 rows: x + s_b drop(O W_out^T + b_out).
-template <class S>
+// Columns 8 kTiles `columns` .. of y for the 16 rows of each strip: x + s_b drop(O W_out^T + b_out).
+template <class S, int kTogether>
 __device__ __forceinline__ void line_output(const LineArguments& p, const LineRows& place,
                                             const typename S::Value* weights, const typename S::Value* o, int strip,
                                             int columns) {
@@ -55,16 +55,17 @@ __device__ __forceinline__ void line_output(const LineArguments& p, const LineRo
   using Value = typename S::Value;
   const int first = columns * E::kTiles * 8, g = lane_id() >> 2, t = lane_id() & 3;
   // The residual first: it arrives behind the product.
-  std::int64_t to[2];
-  float2 x[2][E::kTiles], bias[E::kTiles];
-  float scale[2];
+  constexpr int kRows = 2 * kTogether;  // of a lane, 8 apart
+  std::int64_t to[kRows];
+  float2 x[kRows][E::kTiles], bias[E::kTiles];
+  float scale[kRows];
 #pragma unroll
   for (int n = 0; n < E::kTiles; ++n) {
     const float* at = p.weights.out_bias + first + n * 8 + 2 * t;
     bias[n] = make_float2(__ldg(at), __ldg(at + 1));
   }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < kRows; ++half) {
     const int row = strip * 16 + g + half * 8;
     const std::int64_t from = place.table.x[row];
     to[half] = kNoRow;
@@ -76,12 +77,14 @@ __device__ __forceinline__ void line_output(const LineArguments& p, const LineRo
       x[half][n] = load_pair<E>(static_cast<const Value*>(p.x) + from + first + n * 8 + 2 * t);
     }
   }
-  float c[E::kTiles][4] = {};
-  line_product<E, Side::kRows, Side::kRows, E::kTiles, 2>(
+  float c[kTogether * E::kTiles][4] = {};
+  line_products<E, Side::kRows, E::kTiles, 2, kTogether>(
       c, o + strip * 16 * S::kLd, S::kLd, weights + (3 * S::kDim + first) * S::kLd, S::kLd, S::kDim / E::kStep);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < kRows; ++half) {
     if (to[half] == kNoRow) continue;
+    float(*const own)[4] = c + half / 2 * E::kTiles;
+    const int r = 2 * (half & 1);
     if (p.projection.threshold != 0) {
       const std::uint64_t token = line_token(p, place, strip * 16 + g + half * 8);
       const std::uint64_t key = branch_key(p.projection);
@@ -92,7 +95,7 @@ __device__ __forceinline__ void line_output(const LineArguments& p, const LineRo
 #pragma unroll
         for (int e = 0; e < 2; ++e) {  // what is dropped has neither a product nor a bias
           const bool kept = keeps_byte(word, 2 * (t & 1) + e, p.projection.threshold);
-          float &product = c[n][2 * half + e], b = e == 0 ? bias[n].x : bias[n].y;
+          float &product = own[n][r + e], b = e == 0 ? bias[n].x : bias[n].y;
           product = kept ? (product + b) * p.projection.scale - b : -b;
         }
       }
@@ -100,8 +103,8 @@ __device__ __forceinline__ void line_output(const LineArguments& p, const LineRo
 #pragma unroll
     for (int n = 0; n < E::kTiles; ++n) {
       store_pair<E>(static_cast<Value*>(p.y) + to[half] + first + n * 8 + 2 * t,
-                    x[half][n].x + scale[half] * (c[n][2 * half] + bias[n].x),
-                    x[half][n].y + scale[half] * (c[n][2 * half + 1] + bias[n].y));
+                    x[half][n].x + scale[half] * (own[n][r] + bias[n].x),
+                    x[half][n].y + scale[half] * (own[n][r + 1] + bias[n].y));
     }
   }
 }
@@ -118,6 +121,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_forward_kernel(const __gr
   Value *const z = weights + S::kWeights, *const qkv = z + rows * S::kLd;  // O takes the place of z
   await_previous();
   release_next();
+  LineAhead<S> ahead(p.weights);  // on its way while the other weights are
+  ahead.load(p, static_cast<int>(blockIdx.x));
   load_line_weights<S>(weights, p.weights);
   place_line_rows<S::kThreads>(p, static_cast<int>(blockIdx.x), tables[0]);
   __syncthreads();
@@ -125,26 +130,34 @@ __global__ void __launch_bounds__(S::kThreads, 1) line_forward_kernel(const __gr
   for (int tile = static_cast<int>(blockIdx.x); tile < p.geometry.tiles; tile += static_cast<int>(gridDim.x)) {
     const LineRows place{p.geometry, tile, tables[turn]};
     turn ^= 1;
-    normalise_line_rows<S>(p, place, z, nullptr);
+    normalise_line_rows<S>(p, place, z, nullptr, ahead.channels, &ahead);
     if (tile == static_cast<int>(blockIdx.x)) await_line_weights<S>();
     __syncthreads();
-    constexpr int kParts = 3 * S::kDim / (8 * S::kColumns);
+    const auto project = [&](auto together) {
+      constexpr int kTogether = together, kParts = LineTask<S, kTogether>::kParts;
 #pragma unroll 1
-    for (int task = warp; task < strips * kParts; task += S::kWarps) {
-      project_line_strip<S, 2>(p, weights, z, qkv, rows, task / kParts, task % kParts);
-    }
+      for (int task = warp; task < strips / kTogether * kParts; task += S::kWarps) {
+        project_line_strips<S, kTogether == 1 ? 2 : 1, kTogether>(p, weights, z, qkv, rows, task / kParts * kTogether,
+                                                                 task % kParts);
+      }
+    };
+    with_strips_together<S, kMaxKeys>(strips, project);
     __syncthreads();
 #pragma unroll 1
     for (int task = warp; task < strips * S::kHeads; task += S::kWarps) {
       line_attention<S, kMaxKeys / 8>(p, place, qkv, z, task / S::kHeads, task % S::kHeads);
     }
-    place_line_rows<S::kThreads>(p, tile + static_cast<int>(gridDim.x), tables[turn]);  // of the next tile
+    // Of the next tile:
+    place_line_rows<S::kThreads>(p, tile + static_cast<int>(gridDim.x), tables[turn]);
+    if (tile + static_cast<int>(gridDim.x) < p.geometry.tiles) ahead.load(p, tile + static_cast<int>(gridDim.x));
     __syncthreads();
-    constexpr int kOutParts = S::kDim / (8 * S::E::kTiles);
+    with_strips_together<S, kMaxKeys>(strips, [&](auto together) {
+      constexpr int kTogether = together, kOutParts = S::kDim / (8 * S::E::kTiles);
 #pragma unroll 1
-    for (int task = warp; task < strips * kOutParts; task += S::kWarps) {
-      line_output<S>(p, place, weights, z, task / kOutParts, task % kOutParts);
-    }
+      for (int task = warp; task < strips / kTogether * kOutParts; task += S::kWarps) {
+        line_output<S, kTogether>(p, place, weights, z, task / kOutParts * kTogether, task % kOutParts);
+      }
+    });
     __syncthreads();
   }
 }
