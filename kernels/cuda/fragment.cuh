@@ -10,24 +10,56 @@
 #include "kernels/cuda/arithmetic.cuh"
 #include "kernels/philox.h"
 
+#include <utility>
+
 namespace axial::kernels::cuda {
+
+// body(constant) for 0 .. kCount - 1, each a std::integral_constant.
+template <int kCount, class Body>
+__device__ __forceinline__ void for_constants(Body&& body) {
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) {
+    (body(std::integral_constant<int, kIndices>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
 
 // Is a softmax that did not subtract its maximum as good as one that did, going by the sum of its powers of two: none
 // was too large, nor the largest one so small that others have lost digits. False for NaN.
 __device__ __forceinline__ bool tame(float sum) { return sum > 0x1p-80f && sum < 0x1p80f; }
 
+// The same of several sums at once, without a branch between them. NaN is not looked at: whoever subtracts the maximum
+// gets it, too.
+struct SumRange {
+  float least = INFINITY, largest = 0;
+  __device__ __forceinline__ void add(float sum) {
+    least = fminf(least, sum);
+    largest = fmaxf(largest, sum);
+  }
+};
+__device__ __forceinline__ bool tame(const SumRange& sums) {
+  return (sums.least > 0x1p-80f) & (sums.largest < 0x1p80f);
+}
+
+// The whole parts of the exponents that power_of_two_by_products has met, all at once: are they all from -64 to 63?
+struct WholeParts {
+  std::uint32_t bits = 0;
+  __device__ __forceinline__ bool small() const { return bits < 128; }
+};
+
 // 2^x by multiplications alone, within 8e-5 of it: as good as the hardware's where it is rounded to 16 bits next. A
 // multiprocessor makes 16 exponentials a clock, and eight times as many multiplications; where exponentials are short,
-// some of them are better made of those. x is bounded to what an exponent holds: the upper bound is not tame, the
-// lower one next to nothing. NaN becomes what is not tame.
-__device__ __forceinline__ float power_of_two_by_products(float x) {
-  asm("max.NaN.f32 %0, %0, 0fC2FC0000;" : "+f"(x));  // -126
-  asm("min.NaN.f32 %0, %0, 0f42FE0000;" : "+f"(x));  // 127
-  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: the nearest integer is left in the low bits
-  const float whole = __fadd_rn(x, kRound), part = __fsub_rn(x, __fsub_rn(whole, kRound));  // in [-1/2, 1/2]
-  // The cubic whose largest relative error is smallest there (Remez).
-  const float power = fmaf(fmaf(fmaf(0.0551716691f, part, 0.2426111222f), part, 0.6932609855f), part, 0.9999280735f);
-  return __uint_as_float(__float_as_uint(power) + (__float_as_uint(whole) << 23));
+// some of them are better made of those. Where `whole` is not small afterwards the result means nothing, though it may
+// look like a number.
+__device__ __forceinline__ float power_of_two_by_products(float x, WholeParts& whole) {
+  // 1.5 * 2^23 + 64: the nearest integer and 64 are left in the low bits, seven if it is small, and above them those of
+  // 1.5 * 2^23.
+  constexpr float kRound = 12582976.f;
+  const float shifted = __fadd_rn(x, kRound), part = __fsub_rn(x, __fsub_rn(shifted, kRound));  // in [-1/2, 1/2]
+  whole.bits |= __float_as_uint(shifted) ^ 0x4b400000u;
+  // The cubic whose largest relative error is smallest there (Remez), over 2^64.
+  constexpr float kScale = 0x1p-64f;
+  const float square = fmaf(0.0551716691f * kScale, part, 0.2426111222f * kScale),
+              power = fmaf(fmaf(square, part, 0.6932609855f * kScale), part, 0.9999280735f * kScale);
+  return __uint_as_float(__float_as_uint(power) + (__float_as_uint(shifted) << 23));
 }
 
 template <class V>
@@ -36,8 +68,8 @@ struct Fragment;
 template <>
 struct Fragment<__nv_bfloat16> : Bf16 {
   static constexpr std::uint32_t kOnes = 0x3f803f80u;
-  // As the function below, for powers of two that were rounded to this type.
-  static __device__ __forceinline__ bool tame(float sum) { return cuda::tame(sum); }
+  // As tame(), for powers of two that were rounded to this type.
+  static __device__ __forceinline__ bool tame(const SumRange& sums) { return cuda::tame(sums); }
   static __device__ __forceinline__ float low(std::uint32_t v) { return __uint_as_float(v << 16); }
   static __device__ __forceinline__ float high(std::uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
   static __device__ __forceinline__ std::uint32_t pair(float low, float high) {
@@ -51,6 +83,10 @@ struct Fragment<__nv_bfloat16> : Bf16 {
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(pair(low, high)));
     return r;
   }
+  // v over a sum that is tame, by the rounded reciprocal of that.
+  static __device__ __forceinline__ std::uint32_t over_tame(std::uint32_t v, float inverse) {
+    return times(v, inverse, inverse);
+  }
   static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {
     Bf16::mma(c, {{a[0], a[1], a[2], a[3]}}, {{b0, b1}});
@@ -60,7 +96,10 @@ struct Fragment<__nv_bfloat16> : Bf16 {
 template <>
 struct Fragment<__half> : Fp16 {
   static constexpr std::uint32_t kOnes = 0x3c003c00u;
-  static __device__ __forceinline__ bool tame(float sum) { return sum > 0x1p-3f && sum < 0x1p15f; }
+  // Their reciprocals are normal numbers, too.
+  static __device__ __forceinline__ bool tame(const SumRange& sums) {
+    return (sums.least > 0x1p-3f) & (sums.largest < 0x1p14f);
+  }
   static __device__ __forceinline__ float low(std::uint32_t v) {
     return __low2float(*reinterpret_cast<const __half2*>(&v));
   }
@@ -75,6 +114,11 @@ struct Fragment<__half> : Fp16 {
   static __device__ __forceinline__ std::uint32_t times(std::uint32_t v, float low_factor, float high_factor) {
     return pair(low(v) * low_factor, high(v) * high_factor);  // the factors may be too large for this type
   }
+  static __device__ __forceinline__ std::uint32_t over_tame(std::uint32_t v, float inverse) {
+    std::uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(pair(inverse, inverse)));
+    return r;
+  }
   static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {
     Fp16::mma(c, {{a[0], a[1], a[2], a[3]}}, {{b0, b1}});
@@ -86,6 +130,14 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t v) {
   std::uint32_t r;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
   return r;
+}
+
+// Four such tiles, an A operand, as the one with rows and columns exchanged.
+__device__ __forceinline__ void transpose(const std::uint32_t (&a)[4], std::uint32_t (&turned)[4]) {
+  turned[0] = transpose(a[0]);
+  turned[1] = transpose(a[2]);
+  turned[2] = transpose(a[1]);
+  turned[3] = transpose(a[3]);
 }
 
 __device__ __forceinline__ void load_tiles(std::uint32_t address, std::uint32_t (&v)[4]) {
@@ -114,6 +166,30 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+// 16 bytes of global memory, `offset` bytes behind `base`, where `there` says so, else zeros: a predicate instead of a
+// branch. Where it does not, the offset may be any.
+__device__ __forceinline__ uint4 load_global_if(bool there, const void* base, std::uint64_t offset) {
+  uint4 v;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(reinterpret_cast<std::uint64_t>(base) + offset), "r"(static_cast<int>(there)));
+  return v;
+}
+// To global memory, kOffset bytes behind `to`, where `there` says so.
+template <int kOffset>
+__device__ __forceinline__ void store_global_if(bool there, void* to, const uint4& v) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.b32 [%0 + %6], {%1, %2, %3, %4}; }" ::"l"(to),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<int>(there)), "n"(kOffset)
+               : "memory");
+}
+template <int kOffset>
+__device__ __forceinline__ void store_global_if(bool there, void* to, const uint2& v) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p st.global.v2.b32 [%0 + %4], {%1, %2}; }" ::"l"(to), "r"(v.x),
+               "r"(v.y), "r"(static_cast<int>(there)), "n"(kOffset)
+               : "memory");
 }
 __device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
@@ -146,7 +222,7 @@ __device__ __forceinline__ float4 sum_of_slabs(const float* slabs, int first, in
   return sum;
 }
 
-// 16 bytes from global to shared memory, or zeros.
+// 16 bytes from global to shared memory, or zeros, for which nothing is read.
 __device__ __forceinline__ void copy_async(std::uint32_t shared, const void* global, bool live) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(live ? 16 : 0)
                : "memory");

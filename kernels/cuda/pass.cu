@@ -436,13 +436,13 @@ Status pass_backward(const PassProblem& problem, const void* packed, const Const
       arguments.eps = forward.eps;
       arguments.dy_apart = problem.sample_scale != nullptr || forward.options.projection.threshold != 0 ||
                            problem.float32_residual;
+      arguments.same_layout = same;
       arguments.bias_sums = {wants_gradients && plan.bias_stride > 0 ? bias_slabs : nullptr, plan.bias_stride};
     };
     const bool bf16 = problem.dtype == DType::kBFloat16;
     if (plan.split) {
       PassSplitArguments arguments = {};
       fill(arguments);
-      arguments.same_layout = same;
       if (!wants_gradients) arguments.slabs = nullptr;
       arguments.scratch = static_cast<unsigned char*>(workspace) + sums_bytes(plan);
       status =

@@ -16,6 +16,9 @@ struct AttendBackward {
   using F = Fragment<typename S::Value>;
   static constexpr int kSteps = S::kSteps, kTiles = 2 * kSteps;
   static constexpr bool kHold = kStrips * kSteps <= 2;  // K's and V's fragments stay in registers
+  // The scores' gradients come of probabilities that were divided and rounded once more, and not of the powers of two:
+  // float16's longest lines have no registers to keep what they would be divided by.
+  static constexpr bool kDivideAll = std::is_same_v<typename S::Value, __half>;
 
   struct Context {
     std::uint32_t masked;  // of a line's only strip, as in the forward
@@ -79,18 +82,28 @@ struct AttendBackward {
     }
   }
 
+  // A strip of keys or values as B operands, which are pairs of registers: rows[i][2 n], [2 n + 1] with 16 channels
+  // along the sum and the keys of tile n as columns, columns[i][2 n], [2 n + 1] with the keys along the sum.
   struct Keys {
     std::uint32_t rows[kSteps][4], columns[kSteps][4];
   };
 
+  // first: the strip's first row.
   template <bool kRows, bool kColumns>
-  static __device__ __forceinline__ void load_keys(std::uint32_t at, int lane, int group, Keys& keys) {
+  static __device__ __forceinline__ void load_keys(std::uint32_t first, int lane, int group, Keys& keys) {
+    if constexpr (kGeneral && kSteps == 4) lane = late(lane);  // no registers to keep what follows from it
+    const std::uint32_t of_rows = first + ((lane & 7) + (lane >> 4) * 8) * 128, of_columns = first + (lane & 15) * 128;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const std::uint32_t address = at + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
-      if constexpr (kRows) load_tiles(address, keys.rows[i]);
-      if constexpr (kColumns) load_tiles_transposed(address, keys.columns[i]);
+      if constexpr (kRows) load_tiles(of_rows + (((group + 2 * i + (lane >> 3 & 1)) ^ (lane & 7)) << 4), keys.rows[i]);
+      if constexpr (kColumns)
+        load_tiles_transposed(of_columns + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4), keys.columns[i]);
     }
+  }
+
+  // Tame, and small enough for gradients over such a sum to be numbers of the type.
+  static __device__ __forceinline__ bool divides_well(const SumRange& sums) {
+    return F::tame(sums) & (sums.largest < 0x1p40f);
   }
 
   // Strips of queries, and in the end of keys, of the first of two warps.
@@ -104,7 +117,7 @@ struct AttendBackward {
                                              std::uint32_t exchange, int step, const Context& context) {
     const int lane = late(lane_id()), g = lane >> 2, t = lane & 3;  // not kept in registers between items
     const int group = column * S::kHeadDim / 8;                     // of 16 bytes in a row
-    const std::uint32_t lane_row = base + (row0 + (lane & 15)) * 128;
+    const std::uint32_t first_row = base + row0 * 128, lane_row = first_row + (lane & 15) * 128;
     const auto at = [&](int tile, int strip, int i) {
       return lane_row + tile + strip * 2048 + (((group + 2 * i + (lane >> 4)) ^ (lane & 7)) << 4);
     };
@@ -112,12 +125,14 @@ struct AttendBackward {
     if constexpr (kHold) {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
-        load_keys<true, true>(lane_row + L::kK + j * 2048, lane, group, k_held[j]);
-        load_keys<true, true>(lane_row + L::kV + j * 2048, lane, group, v_held[j]);
+        load_keys<true, true>(first_row + L::kK + j * 2048, lane, group, k_held[j]);
+        load_keys<true, true>(first_row + L::kV + j * 2048, lane, group, v_held[j]);
       }
     }
     float dk[kStrips][kTiles][4] = {}, dv[kStrips][kTiles][4] = {};
     const int begin = kSplit == 2 && share != 0 ? kFirst : 0, end = kSplit == 2 && share == 0 ? kFirst : kStrips;
+    static_assert(kSplit == 1 || kStrips > 1);
+    __builtin_assume(begin < end);  // or dk and dv would be cleared once more, for the case that they are not
 #pragma unroll(kStrips > 2 || kSplit > 1 ? 1 : kStrips)
     for (int m = begin; m < end; ++m) {
       std::uint32_t q[kSteps][4], d_o[kSteps][4];
@@ -128,9 +143,13 @@ struct AttendBackward {
       }
       // Scores and, to the base 2, their powers. Those are taken as they are first: good where their sums are far from
       // the type's limits. Else all is done again, less the largest score of each row.
-      float s[kStrips][2][4], inverse[2];
+      float inverse[2];
+      // These powers, rounded, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). The probabilities are they
+      // over their sums; it is the rows of O, and the factors of dS, that are divided.
+      std::uint32_t p[kStrips][4];
 #pragma unroll 1
       for (bool quick = true;; quick = false) {
+        float s[kStrips][2][4];
 #pragma unroll
         for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
@@ -155,12 +174,12 @@ struct AttendBackward {
 #pragma unroll
         for (int j = 0; j < kStrips; ++j) {
           Keys k_now;
-          if constexpr (!kHold) load_keys<true, false>(lane_row + L::kK + j * 2048, lane, group, k_now);
+          if constexpr (!kHold) load_keys<true, false>(first_row + L::kK + j * 2048, lane, group, k_now);
           const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
 #pragma unroll
           for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-            for (int n = 0; n < 2; ++n) F::mma(s[j][n], q[i], k.rows[i][n], k.rows[i][2 + n]);
+            for (int n = 0; n < 2; ++n) F::mma(s[j][n], q[i], k.rows[i][2 * n], k.rows[i][2 * n + 1]);
           }
         }
         if (!quick) {
@@ -175,34 +194,27 @@ struct AttendBackward {
             for (int j = 0; j < 4 * kStrips; ++j) s[j >> 2][j >> 1 & 1][2 * r + (j & 1)] -= max;
           }
         }
-        float sum[2] = {0, 0};
+        float sum[4] = {};  // by a column of ones
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
-          for (int j = 0; j < 2 * kStrips; ++j) {
-            float* p = s[j >> 1][j & 1] + 2 * r;
-            p[0] = power_of_two(p[0]);
-            p[1] = power_of_two(p[1]);
-            sum[r] += p[0] + p[1];
+          for (int i = 0; i < 4; ++i) {
+            const float* c = s[j][i >> 1] + 2 * (i & 1);
+            p[j][i] = F::pair(power_of_two(c[0]), power_of_two(c[1]));
           }
+          F::mma(sum, p[j], F::kOnes, F::kOnes);
         }
-        sum[0] = quad_sum(sum[0]);
-        sum[1] = quad_sum(sum[1]);
         inverse[0] = reciprocal(sum[0]);
-        inverse[1] = reciprocal(sum[1]);
-        if (!quick || __all_sync(~0u, tame(sum[0]) && tame(sum[1]))) break;
+        inverse[1] = reciprocal(sum[2]);
+        SumRange sums;
+        sums.add(sum[0]);
+        sums.add(sum[2]);
+        if (!quick || __all_sync(~0u, divides_well(sums))) break;
       }
-      // p: the probabilities, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1). They are kept rounded, as
-      // they meet V; float32 would take twice the registers. kept: one bit for each that dropout keeps.
-      std::uint32_t p[kStrips][4];
+      // kept: one bit for each probability that dropout keeps.
       [[maybe_unused]] std::uint32_t kept[kStrips];
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* c = s[j][i >> 1] + 2 * (i & 1);
-          p[j][i] = F::pair(c[0] * inverse[i & 1], c[1] * inverse[i & 1]);
-        }
         if constexpr (kGeneral) {
           kept[j] = context.threshold != 0 ? draw(base, head, m, j, context) : 255u;
           if constexpr (!kHold) __syncwarp();  // one strip's draws at a time
@@ -216,12 +228,22 @@ struct AttendBackward {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
         Keys v_now;
-        if constexpr (!kHold) load_keys<false, true>(lane_row + L::kV + j * 2048, lane, group, v_now);
+        if constexpr (!kHold) load_keys<false, true>(first_row + L::kV + j * 2048, lane, group, v_now);
         const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
-        std::uint32_t met[4];  // what meets V: not yet divided by 1 - p
+        // Powers, which meet V, and probabilities, which meet dO: what dropout keeps of them, not yet scaled for that.
+        std::uint32_t met[4], divided[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) met[i] = kGeneral ? p[j][i] & pair_mask(kept[j] >> 2 * i) : p[j][i];
-        const std::uint32_t turned[4] = {transpose(met[0]), transpose(met[2]), transpose(met[1]), transpose(met[3])};
+        for (int i = 0; i < 4; ++i) {
+          met[i] = kGeneral ? p[j][i] & pair_mask(kept[j] >> 2 * i) : p[j][i];
+          if constexpr (kDivideAll) {
+            p[j][i] = F::over_tame(p[j][i], inverse[i & 1]);
+            divided[i] = kGeneral ? p[j][i] & pair_mask(kept[j] >> 2 * i) : p[j][i];
+          } else {
+            divided[i] = F::over_tame(met[i], inverse[i & 1]);
+          }
+        }
+        std::uint32_t turned[4];
+        transpose(divided, turned);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           F::mma(o[2 * i], met, v.columns[i][0], v.columns[i][1]);
@@ -230,10 +252,9 @@ struct AttendBackward {
           F::mma(dv[j][2 * i + 1], turned, d_o_columns[i][2], d_o_columns[i][3]);
         }
       }
-      if constexpr (kGeneral) {
 #pragma unroll
-        for (int n = 0; n < 4 * kTiles; ++n) o[n >> 2][n & 3] *= context.keep_scale;
-      }
+      for (int n = 0; n < 4 * kTiles; ++n)
+        o[n >> 2][n & 3] *= kGeneral ? inverse[n >> 1 & 1] * context.keep_scale : inverse[n >> 1 & 1];
       float delta[2] = {0, 0};
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
@@ -246,27 +267,30 @@ struct AttendBackward {
         }
       }
       constexpr float kLn2 = 0.693147181f;  // the scores are to the base 2
-      delta[0] = -kLn2 * quad_sum(delta[0]);
-      delta[1] = -kLn2 * quad_sum(delta[1]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        inverse[r] = kDivideAll ? kLn2 : inverse[r] * kLn2;
+        delta[r] = -inverse[r] * quad_sum(delta[r]);
+      }
       if constexpr (!kHold) __syncwarp();  // the loads below stay below, where registers are free
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
         Keys v_now;
-        if constexpr (!kHold) load_keys<true, false>(lane_row + L::kV + j * 2048, lane, group, v_now);
+        if constexpr (!kHold) load_keys<true, false>(first_row + L::kV + j * 2048, lane, group, v_now);
         const Keys& v = kHold ? v_held[kHold ? j : 0] : v_now;
         float dp[2][4] = {};
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-          for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][n], v.rows[i][2 + n]);
+          for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][2 * n], v.rows[i][2 * n + 1]);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int n = i >> 1, r = i & 1;
-          float low = kLn2, high = kLn2;
+          float low = inverse[r], high = inverse[r];
           if constexpr (kGeneral) {
-            low = (kept[j] >> 2 * i & 1) != 0 ? kLn2 * context.keep_scale : 0.f;
-            high = (kept[j] >> 2 * i & 2) != 0 ? kLn2 * context.keep_scale : 0.f;
+            low = (kept[j] >> 2 * i & 1) != 0 ? low * context.keep_scale : 0.f;
+            high = (kept[j] >> 2 * i & 2) != 0 ? high * context.keep_scale : 0.f;
           }
           p[j][i] =
               F::times(p[j][i], fmaf(dp[n][2 * r], low, delta[r]), fmaf(dp[n][2 * r + 1], high, delta[r]));
@@ -286,10 +310,10 @@ struct AttendBackward {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
         Keys k_now;
-        if constexpr (!kHold) load_keys<false, true>(lane_row + L::kK + j * 2048, lane, group, k_now);
+        if constexpr (!kHold) load_keys<false, true>(first_row + L::kK + j * 2048, lane, group, k_now);
         const Keys& k = kHold ? k_held[kHold ? j : 0] : k_now;
-        const std::uint32_t turned[4] = {transpose(p[j][0]), transpose(p[j][2]), transpose(p[j][1]),
-                                         transpose(p[j][3])};
+        std::uint32_t turned[4];
+        transpose(p[j], turned);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           F::mma(dq[2 * i], p[j], k.columns[i][0], k.columns[i][1]);
@@ -373,8 +397,9 @@ struct AttendBackward {
         line += query >> (__ffs(context.pitch) - 1);  // such a pitch is a power of two
         query &= context.pitch - 1;
       }
-      const Philox4 draws = dropout_draws(mask_key, static_cast<std::uint64_t>(line * context.options.width.heads + head),
-                                          static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);
+      const auto row = static_cast<std::uint64_t>(line * context.options.width.heads + head);
+      const Philox4 draws =
+          dropout_draws(mask_key, row, static_cast<std::uint32_t>(query), context.pitch < 16 ? 0 : j);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         kept |= keeps_pair(draws, 8 * n + 2 * t, context.pitch, context.threshold) << (4 * n + 2 * r);

@@ -15,7 +15,8 @@ struct PassForwardShape {
   static constexpr bool kAhead = S::kGroupWidth <= 96 && S::kGroups > 1;
   static constexpr int kBuffers = kAhead ? 2 : 1;
   // The output projection of a tile runs behind the normalisation and first projection of the next.
-  static constexpr bool kOverlap = S::kDim / 2 + kBuffers * S::kGroupWidth / 2 < 160;
+  static constexpr bool kOverlap =
+      S::kDim / 2 + kBuffers * S::kGroupWidth / 2 < (kGeneral || S::kHeadDim == 64 ? 160 : 161);
 
   // x in shared memory: 16-byte groups of a row are permuted where a row is a multiple of 128 bytes, else rows are
   // padded by one group; either way 8 rows of one column, and 2 rows of 4 columns, meet all banks.
@@ -24,8 +25,9 @@ struct PassForwardShape {
   static constexpr int kRowBytes = 16 * (kRowGroups + !kPermuted);
   static constexpr int kStripBytes = 16 * kRowBytes;
 
-  // Keys and values of a strip and group: [head][k step][K, V][lane] x 16 bytes, twice, used alternately, so that
-  // one barrier a group is enough.
+  // Keys and values of a strip and group: [head][k step][K, V] x 512 bytes, twice, used alternately, so that one
+  // barrier a group is enough. Keys lie as the fragments that the products take, [lane][16 bytes]; values as four tiles
+  // of 8 x 8, [tile][row][16 bytes], which are transposed when they are loaded.
   static constexpr int kExchangeBytes = kStrips == 1 ? 0 : S::kGroupHeads * S::kSteps * 1024;
   // Two strips of x a warp where they fit beside the weights: the next one is fetched early.
   static constexpr int kWarps = kThreads / 32;
@@ -54,6 +56,10 @@ struct StripPlace {
   std::uint32_t first;                  // exchange area of the line's first strip, this lane's 16 bytes
   int barrier_number, barrier_threads;  // 0 threads: the strip is alone
   std::uint32_t masked;  // bit 4 n + 2 r + e: no key at column 8 n + 2 t + e of the last strip for row g + 8 r
+  // Of the plain kernel, the same as a column of the last strip's keys for the products that add up probabilities: one,
+  // or zero where there is no key. Such a key and its value are zeros, so that whatever probability it gets adds
+  // nothing to O. All ones where lines share a strip: their keys are each other's.
+  std::uint32_t ones[2];
   int length, pitch;
 };
 
@@ -70,7 +76,31 @@ __device__ __forceinline__ void scaled_operand(const float (&o)[2 * kSteps][4], 
   }
 }
 
+// Values of 16 keys and 16 channels as the B of the product with the probabilities, from `at`, this lane's row.
+__device__ __forceinline__ uint4 load_values(std::uint32_t at) {
+  std::uint32_t v[4];
+  load_tiles_transposed(at, v);
+  return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
 // --- Attention of one group of heads ---------------------------------------------------------------
+
+// The biases of a group's Q: asked for while its products are waited for.
+template <class S>
+struct GroupBias {
+  int at;  // of this lane's columns, in floats
+  float2 q[S::kGroupHeads][S::kSteps][2];
+  __device__ __forceinline__ void init() { at = late(2 * (lane_id() & 3)); }
+  // columns: the folded biases of the group's.
+  __device__ __forceinline__ void load(const float* columns) {
+    constexpr int kSteps = S::kSteps;
+#pragma unroll
+    for (int i = 0; i < 2 * S::kGroupHeads * kSteps; ++i) {
+      q[i / (2 * kSteps)][i / 2 % kSteps][i & 1] = *reinterpret_cast<const float2*>(
+          columns + at + 3 * (i / (2 * kSteps)) * S::kHeadDim + 8 * (i % (2 * kSteps)));
+    }
+  }
+};
 
 template <class S, bool kGeneral>
 struct Attend {
@@ -91,33 +121,36 @@ struct Attend {
     int head_pairs;           // PassWidth
   };
 
-  // Softmax statistics and sums of one group, over the keys met so far.
-  float max[kHeads][2], sum[kHeads][2], o[kHeads][kTiles][4];
+  // Softmax statistics and sums of one group, over the keys met so far. Where registers allow it the row sums are kept
+  // as the products leave them; row g's is at 0 and that of row g + 8 at kOther.
+  static constexpr int kSums = !kGeneral && PassForwardShape<S, kGeneral, 0>::kThreads == 256 ? 4 : 2,
+                       kOther = kSums / 2;
+  float max[kHeads][2], sum[kHeads][kSums], o[kHeads][kTiles][4];
+  GroupBias<S> bias;  // of the plain kernel
 
   template <int kStrips>
   using Scores = float[kHeads][kStrips][2][4];
   template <int kStrips>
   using Fragments = uint4[kStrips][kHeads][kSteps];
 
-  // Keys (0) or values (512) of the strips from `strip` on.
-  template <int kStrips>
-  static __device__ __forceinline__ void load(std::uint32_t exchange, int strip, int which,
-                                              Fragments<kStrips>& fragments) {
+  // Keys or values of the strips from `strip` on.
+  template <int kStrips, bool kValues>
+  static __device__ __forceinline__ void load(std::uint32_t exchange, int strip, Fragments<kStrips>& fragments) {
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          fragments[j][h][i] =
-              load_shared(exchange + (strip + j) * (2 * kExchange) + (h * kSteps + i) * 1024 + which);
+          const std::uint32_t from = exchange + (strip + j) * (2 * kExchange) + (h * kSteps + i) * 1024;
+          fragments[j][h][i] = kValues ? load_values(from + 512) : load_shared(from);
         }
       }
     }
   }
 
-  // The scores of those strips, to the base 2, with what is added to them and -infinity where there is no key.
-  template <int kStrips>
+  // The scores of those strips, to the base 2, with what is added to them; kMasked: -infinity where there is no key.
+  template <int kStrips, bool kMasked>
   static __device__ __forceinline__ void score(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
                                                const Fragments<kStrips>& k, const StripPlace& place,
                                                const Context& context, Scores<kStrips>& s) {
@@ -155,13 +188,16 @@ struct Attend {
         }
       }
     }
-    const std::uint32_t invalid = strip + kStrips == place.strips ? place.masked : 0;
-    if (invalid != 0) {
+    if constexpr (kMasked) {
+      if (strip + kStrips != place.strips || (kGeneral && place.masked == 0)) return;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          if (invalid >> i & 1) s[h][kStrips - 1][i >> 2][i & 3] = -INFINITY;
+          // In the plain kernel a strip is one line's, and the ones are all that it need keep.
+          const bool none = kGeneral ? (place.masked >> i & 1) != 0
+                                     : (place.ones[i >> 2] & ((i & 1) != 0 ? 0xffff0000u : 0xffffu)) == 0;
+          if (none) s[h][kStrips - 1][i >> 2][i & 3] = -INFINITY;
         }
       }
     }
@@ -171,15 +207,16 @@ struct Attend {
   // attention waits for.
   static constexpr unsigned kByProducts = S::kHeadDim == 16 ? 0x88 : 0;
   // Softmax without its maximum: for scores whose powers of two, and their sums, are far from the type's limits.
-  // Good if the sums turn out so.
+  // Good if the sums turn out so, and `whole` does.
   template <int kStrips>
   __device__ __forceinline__ void quick(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
-                                        const StripPlace& place, std::uint32_t exchange, const Context& context) {
+                                        const StripPlace& place, std::uint32_t exchange, const Context& context,
+                                        WholeParts& whole) {
     Fragments<kStrips> k, v;
-    load<kStrips>(exchange, strip, 0, k);
-    load<kStrips>(exchange, strip, 512, v);
+    load<kStrips, false>(exchange, strip, k);
+    load<kStrips, true>(exchange, strip, v);
     Scores<kStrips> s;
-    score<kStrips>(strip, q, k, place, context, s);
+    score<kStrips, false>(strip, q, k, place, context, s);
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
@@ -187,7 +224,7 @@ struct Attend {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           float& p = s[h][j][i >> 2][i & 3];
-          p = kByProducts >> i & 1 ? power_of_two_by_products(p) : power_of_two(p);
+          p = kByProducts >> i & 1 ? power_of_two_by_products(p, whole) : power_of_two(p);
         }
       }
     }
@@ -199,9 +236,9 @@ struct Attend {
   __device__ __forceinline__ void online(int strip, const std::uint32_t (&q)[kHeads][kSteps][4],
                                          const StripPlace& place, std::uint32_t exchange, const Context& context) {
     Fragments<kStrips> k;
-    load<kStrips>(exchange, strip, 0, k);
+    load<kStrips, false>(exchange, strip, k);
     Scores<kStrips> s;
-    score<kStrips>(strip, q, k, place, context, s);
+    score<kStrips, true>(strip, q, k, place, context, s);
     float top[kHeads][2];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -231,7 +268,7 @@ struct Attend {
         for (int r = 0; r < 2; ++r) {
           top[h][r] = fmaxf(top[h][r], max[h][r]);
           const float scale = power_of_two(max[h][r] - top[h][r]);
-          sum[h][r] *= scale;
+          sum[h][r * kOther] *= scale;
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
             o[h][n][2 * r] *= scale;
@@ -257,7 +294,7 @@ struct Attend {
       }
     }
     Fragments<kStrips> v;
-    load<kStrips>(exchange, strip, 512, v);
+    load<kStrips, true>(exchange, strip, v);
     add<kStrips>(s, v, strip, place, context);
   }
 
@@ -274,11 +311,16 @@ struct Attend {
         }
         const std::uint32_t p[4] = {F::pair(s[h][j][0][0], s[h][j][0][1]), F::pair(s[h][j][0][2], s[h][j][0][3]),
                                     F::pair(s[h][j][1][0], s[h][j][1][1]), F::pair(s[h][j][1][2], s[h][j][1][3])};
-        float ones[4] = {sum[h][0], 0, sum[h][1], 0};  // row sums of the rounded probabilities, by a column of ones
-        if (!kGeneral || context.threshold == 0) {
-          F::mma(ones, p, F::kOnes, F::kOnes);
-          sum[h][0] = ones[0];
-          sum[h][1] = ones[2];
+        // Row sums of the rounded probabilities, by a column of ones.
+        const bool last = !kGeneral && j + 1 == kStrips && strip + kStrips == place.strips;
+        const std::uint32_t ones[2] = {last ? place.ones[0] : F::kOnes, last ? place.ones[1] : F::kOnes};
+        if constexpr (kSums == 4) {
+          F::mma(sum[h], p, ones[0], ones[1]);
+        } else if (!kGeneral || context.threshold == 0) {
+          float sums[4] = {sum[h][0], 0, sum[h][1], 0};
+          F::mma(sums, p, ones[0], ones[1]);
+          sum[h][0] = sums[0];
+          sum[h][1] = sums[2];
         }
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
@@ -328,17 +370,17 @@ struct Attend {
     }
   }
 
-  // qkv: the group's accumulators. bias: the folded biases of its columns. out: O as the A of the next product.
-  __device__ __forceinline__ void run(float (&qkv)[S::kGroupWidth / 2], const float* bias,
+  // qkv: the group's accumulators. columns: the folded biases of its columns. out: O as the A of the next product.
+  __device__ __forceinline__ void run(float (&qkv)[S::kGroupWidth / 2], const float* columns,
                                       const StripPlace& place, std::uint32_t exchange, float keep_scale,
                                       const Context& context, std::uint32_t (*out)[4]) {
-    const int t = lane_id() & 3;
+    [[maybe_unused]] const int t = lane_id() & 3;
     constexpr int kWidth = S::kHeadDim / 2;  // accumulators of one matrix of a head
     const std::uint32_t own = exchange + place.own * (2 * kExchange);
     bool turned = false;
     if constexpr (kGeneral) {
       turned = context.rotary != nullptr;
-      if (turned) turn_qk(qkv, bias, place, context);
+      if (turned) turn_qk(qkv, columns, place, context);
     }
     std::uint32_t q[kHeads][kSteps][4];
 #pragma unroll
@@ -347,7 +389,9 @@ struct Attend {
       const auto rounded = [&](int m, int n, int r, bool biased) {
         const float* c = qkv + (3 * h + m) * kWidth + 4 * n + 2 * r;
         if (!biased || (turned && m < 2)) return F::pair(c[0], c[1]);
-        const float2 b = *reinterpret_cast<const float2*>(bias + (3 * h + m) * S::kHeadDim + 8 * n + 2 * t);
+        const float2 b =
+            kGeneral ? *reinterpret_cast<const float2*>(columns + (3 * h + m) * S::kHeadDim + 8 * n + 2 * t)
+                     : bias.q[h][n >> 1][n & 1];
         return F::pair(c[0] + b.x, c[1] + b.y);
       };
 #pragma unroll
@@ -355,10 +399,9 @@ struct Attend {
         store_shared(own + (h * kSteps + i) * 1024,
                      make_uint4(rounded(1, 2 * i, 0, kGeneral), rounded(1, 2 * i + 1, 0, kGeneral),
                                 rounded(1, 2 * i, 1, kGeneral), rounded(1, 2 * i + 1, 1, kGeneral)));
-        store_shared(
-            own + (h * kSteps + i) * 1024 + 512,
-            make_uint4(transpose(rounded(2, 2 * i, 0, kGeneral)), transpose(rounded(2, 2 * i, 1, kGeneral)),
-                       transpose(rounded(2, 2 * i + 1, 0, kGeneral)), transpose(rounded(2, 2 * i + 1, 1, kGeneral))));
+        store_tiles(own + (h * kSteps + i) * 1024 + 512, rounded(2, 2 * i, 0, kGeneral),
+                    rounded(2, 2 * i, 1, kGeneral), rounded(2, 2 * i + 1, 0, kGeneral),
+                    rounded(2, 2 * i + 1, 1, kGeneral));
         q[h][i][0] = rounded(0, 2 * i, 0, true);
         q[h][i][1] = rounded(0, 2 * i, 1, true);
         q[h][i][2] = rounded(0, 2 * i + 1, 0, true);
@@ -374,10 +417,9 @@ struct Attend {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          max[h][r] = -INFINITY;
-          sum[h][r] = 0;
-        }
+        for (int r = 0; r < 2; ++r) max[h][r] = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sum[h][i] = 0;
 #pragma unroll
         for (int n = 0; n < 4 * kTiles; ++n) o[h][n >> 2][n & 3] = 0;
       }
@@ -387,11 +429,16 @@ struct Attend {
     bool good = !kGeneral;
     if constexpr (!kGeneral) {
       int strip = 0;
-      for (; strip + 2 <= place.strips; strip += 2) quick<2>(strip, q, place, exchange, context);
-      if (strip < place.strips) quick<1>(strip, q, place, exchange, context);
+      WholeParts whole;
+      for (; strip + 2 <= place.strips; strip += 2) quick<2>(strip, q, place, exchange, context, whole);
+      if (strip < place.strips) quick<1>(strip, q, place, exchange, context, whole);
+      SumRange sums;
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) good = good && F::tame(sum[h][0]) && F::tame(sum[h][1]);
-      good = __all_sync(~0u, good);
+      for (int h = 0; h < kHeads; ++h) {
+        sums.add(sum[h][0]);
+        sums.add(sum[h][kOther]);
+      }
+      good = __all_sync(~0u, F::tame(sums) & (kByProducts == 0 || whole.small()));
       if (!good) clear();
     }
     if (!good) {
@@ -401,7 +448,7 @@ struct Attend {
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      scaled_operand<F, kSteps>(o[h], reciprocal(sum[h][0]) * keep_scale, reciprocal(sum[h][1]) * keep_scale,
+      scaled_operand<F, kSteps>(o[h], reciprocal(sum[h][0]) * keep_scale, reciprocal(sum[h][kOther]) * keep_scale,
                                 out + h * kSteps);
     }
   }

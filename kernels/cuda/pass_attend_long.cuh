@@ -61,7 +61,7 @@ struct AttendLong {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) F::mma(s[n], q[i], k.rows[i][n], k.rows[i][2 + n]);
+      for (int n = 0; n < 2; ++n) F::mma(s[n], q[i], k.rows[i][2 * n], k.rows[i][2 * n + 1]);
     }
   }
 
@@ -69,9 +69,9 @@ struct AttendLong {
     const int lane = late(lane_id());
     Keys keys;
     if (rows) {
-      Short::template load_keys<true, false>(item.row(tile, strip, lane), lane, item.group(), keys);
+      Short::template load_keys<true, false>(item.row(tile, strip, 0), lane, item.group(), keys);
     } else {
-      Short::template load_keys<false, true>(item.row(tile, strip, lane), lane, item.group(), keys);
+      Short::template load_keys<false, true>(item.row(tile, strip, 0), lane, item.group(), keys);
     }
     return keys;
   }
@@ -136,7 +136,7 @@ struct AttendLong {
         sum[r] = quad_sum(sum[r]);
         inverse[r] = reciprocal(sum[r]);
       }
-      if (quick && !__all_sync(~0u, tame(sum[0]) && tame(sum[1]))) continue;
+      if (quick && !__all_sync(~0u, tame(sum[0]) & tame(sum[1]))) continue;
       largest[0] += __log2f(sum[0]);
       largest[1] += __log2f(sum[1]);
       break;
@@ -203,7 +203,7 @@ struct AttendLong {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][n], v.rows[i][2 + n]);
+        for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][2 * n], v.rows[i][2 * n + 1]);
       }
       score_gradients(p[j], dp, delta, kept[j >> 2] >> 8 * (j & 3), context);
       const Keys k = keys_at(item, L::kK, j, false);
@@ -252,11 +252,12 @@ struct AttendLong {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][n], v.rows[i][2 + n]);
+        for (int n = 0; n < 2; ++n) F::mma(dp[n], d_o[i], v.rows[i][2 * n], v.rows[i][2 * n + 1]);
       }
       score_gradients(p, dp, delta, kept, context);
-      const std::uint32_t met_turned[4] = {transpose(met[0]), transpose(met[2]), transpose(met[1]), transpose(met[3])},
-                          ds_turned[4] = {transpose(p[0]), transpose(p[2]), transpose(p[1]), transpose(p[3])};
+      std::uint32_t met_turned[4], ds_turned[4];
+      transpose(met, met_turned);
+      transpose(p, ds_turned);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) load_tiles_transposed(item.at(L::kO, m, i), columns[i]);
 #pragma unroll

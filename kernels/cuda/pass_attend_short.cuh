@@ -1,5 +1,5 @@
 // The attention of the plain fused forward over lines of one or two strips: all scores of a row at once, our own keys
-// and values from registers.
+// from registers.
 #pragma once
 
 #include "kernels/cuda/pass_attend_forward.cuh"
@@ -13,20 +13,27 @@ struct AttendShort {
   static constexpr int kHeads = S::kGroupHeads, kSteps = S::kSteps;
   static constexpr int kExchange = PassForwardShape<S, false, kStrips>::kExchangeBytes;
 
-  // Which keys are none, [our strip, the other]; bits as StripPlace::masked.
-  std::uint32_t masked[kStrips];
-  bool partial;  // the same for all
+  // As StripPlace::ones, of [our strip, the other].
+  std::uint32_t ones[kStrips][2];
+  GroupBias<S> bias;
 
+  // A value that is not worked out anew wherever it is used.
+  static __device__ __forceinline__ std::uint32_t kept(std::uint32_t v) {
+    return static_cast<std::uint32_t>(late(static_cast<int>(v)));
+  }
   __device__ __forceinline__ void init(const StripPlace& place) {
-    partial = (place.length & 15) != 0;
 #pragma unroll
-    for (int j = 0; j < kStrips; ++j) masked[j] = kStrips == 1 || place.own == 1 - j ? place.masked : 0;
+    for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) ones[j][n] = kept(kStrips == 1 || place.own == 1 - j ? place.ones[n] : F::kOnes);
+    }
   }
 
-  // qkv: the group's accumulators. bias: the folded biases of its columns. out: O as the A of the next product.
-  __device__ __forceinline__ void run(const float (&qkv)[S::kGroupWidth / 2], const float* bias,
-                                      const StripPlace& place, std::uint32_t exchange, std::uint32_t (*out)[4]) {
-    const int t = lane_id() & 3;
+  // qkv: the group's accumulators. out: O as the A of the next product.
+  // meanwhile(): starts other products, once those of Q and K are on their way: they run behind the powers of two.
+  template <class Meanwhile>
+  __device__ __forceinline__ void run(const float (&qkv)[S::kGroupWidth / 2], const StripPlace& place,
+                                      std::uint32_t exchange, std::uint32_t (*out)[4], Meanwhile&& meanwhile) {
     constexpr int kWidth = S::kHeadDim / 2;  // accumulators of one matrix of a head
     uint4 k[kStrips][kHeads][kSteps], v[kStrips][kHeads][kSteps];
     float s[kHeads][kStrips][2][4];
@@ -41,12 +48,14 @@ struct AttendShort {
       for (int i = 0; i < kSteps; ++i) {
         k[0][h][i] = make_uint4(rounded(1, 2 * i, 0), rounded(1, 2 * i + 1, 0), rounded(1, 2 * i, 1),
                                 rounded(1, 2 * i + 1, 1));
-        v[0][h][i] = make_uint4(transpose(rounded(2, 2 * i, 0)), transpose(rounded(2, 2 * i, 1)),
-                                transpose(rounded(2, 2 * i + 1, 0)), transpose(rounded(2, 2 * i + 1, 1)));
+        const std::uint32_t tiles[4] = {rounded(2, 2 * i, 0), rounded(2, 2 * i, 1), rounded(2, 2 * i + 1, 0),
+                                        rounded(2, 2 * i + 1, 1)};
         if constexpr (kStrips == 2) {
           const std::uint32_t own = exchange + place.own * (2 * kExchange) + (h * kSteps + i) * 1024;
           store_shared(own, k[0][h][i]);
-          store_shared(own + 512, v[0][h][i]);
+          store_tiles(own + 512, tiles[0], tiles[1], tiles[2], tiles[3]);
+        } else {
+          v[0][h][i] = make_uint4(transpose(tiles[0]), transpose(tiles[1]), transpose(tiles[2]), transpose(tiles[3]));
         }
       }
     }
@@ -55,8 +64,7 @@ struct AttendShort {
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        const float2 b0 = *reinterpret_cast<const float2*>(bias + 3 * h * S::kHeadDim + 16 * i + 2 * t),
-                     b1 = *reinterpret_cast<const float2*>(bias + 3 * h * S::kHeadDim + 16 * i + 8 + 2 * t);
+        const float2 b0 = bias.q[h][i][0], b1 = bias.q[h][i][1];
         const float* c = qkv + 3 * h * kWidth + 8 * i;
         q[h][i][0] = F::pair(c[0] + b0.x, c[1] + b0.y);
         q[h][i][1] = F::pair(c[2] + b0.x, c[3] + b0.y);
@@ -79,10 +87,10 @@ struct AttendShort {
       }
     };
     const auto leave_out = [&] {
-      if (!partial) return;
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) {
-        const int bits = late(static_cast<int>(masked[j]));  // not eight registers
+        if (kStrips == 2 && place.own != 1 - j) continue;
+        const int bits = late(static_cast<int>(place.masked));  // not eight registers
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const bool none = (bits >> i & 1) != 0;
@@ -99,14 +107,17 @@ struct AttendShort {
       for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          const std::uint32_t other = exchange + (1 - place.own) * (2 * kExchange) + (h * kSteps + i) * 1024;
+          const std::uint32_t first = exchange + (h * kSteps + i) * 1024, own = first + place.own * (2 * kExchange),
+                              other = first + (1 - place.own) * (2 * kExchange);
           k[1][h][i] = load_shared(other);
-          v[1][h][i] = load_shared(other + 512);
+          v[0][h][i] = load_values(own + 512);
+          v[1][h][i] = load_values(other + 512);
         }
       }
       score(1, nothing);
     }
-    leave_out();
+    meanwhile();
+    if (kStrips == 1 && place.pitch < 16) leave_out();  // else the sums do it
     float sum[kHeads][4], o[kHeads][2 * kSteps][4];
     const auto attend = [&] {
 #pragma unroll
@@ -130,7 +141,7 @@ struct AttendShort {
         for (int h = 0; h < kHeads; ++h) {
           const std::uint32_t p[4] = {F::pair(s[h][j][0][0], s[h][j][0][1]), F::pair(s[h][j][0][2], s[h][j][0][3]),
                                       F::pair(s[h][j][1][0], s[h][j][1][1]), F::pair(s[h][j][1][2], s[h][j][1][3])};
-          F::mma(sum[h], p, F::kOnes, F::kOnes);  // of the rounded probabilities, by a column of ones
+          F::mma(sum[h], p, ones[j][0], ones[j][1]);  // of the rounded probabilities, by a column of ones
 #pragma unroll
           for (int i = 0; i < kSteps; ++i) {
             F::mma(o[h][2 * i], p, v[j][h][i].x, v[j][h][i].y);
@@ -141,10 +152,13 @@ struct AttendShort {
     };
     // Without the maximum first: good for scores whose powers of two, and their sums, are far from the type's limits.
     attend();
-    bool good = true;
+    SumRange sums;
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) good = good && F::tame(sum[h][0]) && F::tame(sum[h][2]);
-    if (!__all_sync(~0u, good)) {
+    for (int h = 0; h < kHeads; ++h) {
+      sums.add(sum[h][0]);
+      sums.add(sum[h][2]);
+    }
+    if (!__all_sync(~0u, F::tame(sums))) {
 #pragma unroll
       for (int j = 0; j < kStrips; ++j) score(j, nothing);
       leave_out();

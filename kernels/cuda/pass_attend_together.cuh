@@ -19,7 +19,7 @@ struct AttendTogether {
 
   static __device__ __forceinline__ void run(std::uint32_t base, int row0, int column, const Context& context) {
     const int lane = late(lane_id()), t = lane & 3;  // not kept in registers between items
-    const std::uint32_t lane_row = base + (row0 + (lane & 15)) * 128;
+    const std::uint32_t first_row = base + row0 * 128, lane_row = first_row + (lane & 15) * 128;
     const auto head_of = [](int u) { return kStrips == 1 ? u : 0; };
     const auto strip_of = [](int u) { return kStrips == 1 ? 0 : u; };
     const auto group_of = [column](int head) { return (column + head) * S::kHeadDim / 8; };  // of 16 bytes in a row
@@ -36,7 +36,8 @@ struct AttendTogether {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) Single::template load_keys<true, true>(lane_row + L::kK + j * 2048, lane, group_of(h), k[h][j]);
+      for (int j = 0; j < kStrips; ++j)
+        Single::template load_keys<true, true>(first_row + L::kK + j * 2048, lane, group_of(h), k[h][j]);
     }
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
@@ -46,7 +47,8 @@ struct AttendTogether {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) Single::template load_keys<true, true>(lane_row + L::kV + j * 2048, lane, group_of(h), v[h][j]);
+      for (int j = 0; j < kStrips; ++j)
+        Single::template load_keys<true, true>(first_row + L::kV + j * 2048, lane, group_of(h), v[h][j]);
     }
 
     // Over the threads of a row, for all rows at once.
@@ -62,7 +64,12 @@ struct AttendTogether {
     };
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const auto sum_of = [](float a, float b) { return a + b; };
-    float s[kUnits][kStrips][2][4], sum[kUnits][2];
+    float s[kUnits][kStrips][2][4];
+    // The powers of two of the scores, rounded, an A operand: (rows g, g + 8) x (columns of n = 0, n = 1), and their
+    // sums by a column of ones. The probabilities are these over the sums; it is O's rows and dS's factors that are
+    // divided.
+    std::uint32_t p[kUnits][kStrips][4];
+    float sum[kUnits][4];
     // Scores to the base 2 less `shift`.
     const auto score = [&](const float(&shift)[kUnits][2]) {
 #pragma unroll
@@ -83,7 +90,7 @@ struct AttendTogether {
           for (int u = 0; u < kUnits; ++u) {
             const Keys& keys = k[head_of(u)][j];
 #pragma unroll
-            for (int n = 0; n < 2; ++n) F::mma(s[u][j][n], q[u][i], keys.rows[i][n], keys.rows[i][2 + n]);
+            for (int n = 0; n < 2; ++n) F::mma(s[u][j][n], q[u][i], keys.rows[i][2 * n], keys.rows[i][2 * n + 1]);
           }
         }
       }
@@ -92,26 +99,28 @@ struct AttendTogether {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          sum[u][r] = 0;
+        for (int i = 0; i < 4; ++i) sum[u][i] = 0;
 #pragma unroll
-          for (int j = 0; j < 2 * kStrips; ++j) {
-            float* p = s[u][j >> 1][j & 1] + 2 * r;
-            p[0] = power_of_two(p[0]);
-            p[1] = power_of_two(p[1]);
-            sum[u][r] += p[0] + p[1];
+        for (int j = 0; j < kStrips; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float* c = s[u][j][i >> 1] + 2 * (i & 1);
+            p[u][j][i] = F::pair(power_of_two(c[0]), power_of_two(c[1]));
           }
+          F::mma(sum[u], p[u][j], F::kOnes, F::kOnes);
         }
       }
-      reduce(sum, sum_of);
     };
     // Without the maximum first: good for scores whose powers of two, and their sums, are far from the type's limits.
     score({});
     exponentiate();
-    bool good = true;
+    SumRange sums;
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) good = good && tame(sum[u][0]) && tame(sum[u][1]);
-    if (!__all_sync(~0u, good)) {
+    for (int u = 0; u < kUnits; ++u) {
+      sums.add(sum[u][0]);
+      sums.add(sum[u][2]);
+    }
+    if (!__all_sync(~0u, Single::divides_well(sums))) {
       score({});
       float max[kUnits][2];
 #pragma unroll
@@ -128,19 +137,11 @@ struct AttendTogether {
       score(max);
       exponentiate();
     }
-    // The probabilities, an A operand, rounded as they meet V: (rows g, g + 8) x (columns of n = 0, n = 1).
-    std::uint32_t p[kUnits][kStrips][4];
+    float inverse[kUnits][2];
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const float inverse[2] = {reciprocal(sum[u][0]), reciprocal(sum[u][1])};
 #pragma unroll
-      for (int j = 0; j < kStrips; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* c = s[u][j][i >> 1] + 2 * (i & 1);
-          p[u][j][i] = F::pair(c[0] * inverse[i & 1], c[1] * inverse[i & 1]);
-        }
-      }
+      for (int r = 0; r < 2; ++r) inverse[u][r] = reciprocal(sum[u][2 * r]);
     }
     // O, dV and dP.
     std::uint32_t columns[kUnits][kSteps][4];
@@ -149,20 +150,16 @@ struct AttendTogether {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) load_tiles_transposed(at(L::kO, head_of(u), strip_of(u), i), columns[u][i]);
     }
-    const auto turn = [](const std::uint32_t(&a)[4], std::uint32_t(&turned)[4]) {
-      turned[0] = transpose(a[0]);
-      turned[1] = transpose(a[2]);
-      turned[2] = transpose(a[1]);
-      turned[3] = transpose(a[3]);
-    };
     float o[kUnits][kTiles][4] = {}, dv[kHeads][kStrips][kTiles][4] = {};
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
         const Keys& values = v[head_of(u)][j];
-        std::uint32_t turned[4];
-        turn(p[u][j], turned);
+        std::uint32_t divided[4], turned[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) divided[i] = F::over_tame(p[u][j][i], inverse[u][i & 1]);
+        transpose(divided, turned);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           F::mma(o[u][2 * i], p[u][j], values.columns[i][0], values.columns[i][1]);
@@ -176,6 +173,8 @@ struct AttendTogether {
     float delta[kUnits][2] = {};
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int n = 0; n < 4 * kTiles; ++n) o[u][n >> 2][n & 3] *= inverse[u][n >> 1 & 1];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         const float *a = o[u][2 * i], *b = o[u][2 * i + 1];
@@ -192,7 +191,10 @@ struct AttendTogether {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) delta[u][r] *= kLn2;
+      for (int r = 0; r < 2; ++r) {
+        inverse[u][r] *= kLn2;
+        delta[u][r] *= inverse[u][r];
+      }
     }
 #pragma unroll
     for (int j = 0; j < kStrips; ++j) {
@@ -203,7 +205,7 @@ struct AttendTogether {
         for (int u = 0; u < kUnits; ++u) {
           const Keys& values = v[head_of(u)][j];
 #pragma unroll
-          for (int n = 0; n < 2; ++n) F::mma(dp[u][n], d_o[u][i], values.rows[i][n], values.rows[i][2 + n]);
+          for (int n = 0; n < 2; ++n) F::mma(dp[u][n], d_o[u][i], values.rows[i][2 * n], values.rows[i][2 * n + 1]);
         }
       }
 #pragma unroll
@@ -211,8 +213,8 @@ struct AttendTogether {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int n = i >> 1, r = i & 1;
-          p[u][j][i] = F::times(p[u][j][i], fmaf(dp[u][n][2 * r], kLn2, delta[u][r]),
-                                fmaf(dp[u][n][2 * r + 1], kLn2, delta[u][r]));
+          p[u][j][i] = F::times(p[u][j][i], fmaf(dp[u][n][2 * r], inverse[u][r], delta[u][r]),
+                                fmaf(dp[u][n][2 * r + 1], inverse[u][r], delta[u][r]));
         }
       }
     }
@@ -229,7 +231,7 @@ struct AttendTogether {
       for (int u = 0; u < kUnits; ++u) {
         const Keys& keys = k[head_of(u)][j];
         std::uint32_t turned[4];
-        turn(p[u][j], turned);
+        transpose(p[u][j], turned);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           F::mma(dq[u][2 * i], p[u][j], keys.columns[i][0], keys.columns[i][1]);

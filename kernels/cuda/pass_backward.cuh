@@ -119,15 +119,13 @@ __global__ void __launch_bounds__(PassBackwardShape<S>::kThreads, 1)
     const auto gather = [&](const void* tensor, uint4(&v)[8]) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        v[i] = make_uint4(0, 0, 0, 0);
-        if (rows[i >> 1] != kNoRow && live(seat, i & 1))
-          v[i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(tensor) + rows[i >> 1] +
-                                                 8 * group_of(seat, i & 1));
+        v[i] = load_global_if(rows[i >> 1] != kNoRow && live(seat, i & 1), tensor,
+                              2 * static_cast<std::uint64_t>(rows[i >> 1]) + 16 * group_of(seat, i & 1));
       }
     };
     if (tile < tiles) locate(seat, tile, p.x_strides, rows);
     gather(p.x, xr);
-    if (kGeneral && tile < tiles) locate(seat, tile, p.dy_strides, rows);
+    if (kGeneral && !p.same_layout && tile < tiles) locate(seat, tile, p.dy_strides, rows);
     gather(p.dy, gr);
   };
 

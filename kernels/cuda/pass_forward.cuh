@@ -1,11 +1,12 @@
 // The fused forward of a pass for sm_90a: projections by wgmma with the activations in registers, attention by
 // mma.sync, weights resident in shared memory.
 //
-// A block is persistent and takes tiles of 16 rows a warp; where lines do not cross from one warpgroup to the next, each
-// warpgroup takes tiles of its own. A warp owns a strip of 16 rows from x to y: it
-// normalises them in registers, multiplies them by the weights together with its warpgroup, and attends. Keys and
-// values of a line's strips meet in shared memory, as the fragments that the products take; a named barrier joins
-// the warps of a line. The output projection of a tile runs behind the normalisation of the next one.
+// A block is persistent and takes tiles of 16 rows a warp; where lines do not cross from one warpgroup to the next,
+// each warpgroup takes tiles of its own. A warp owns a strip of 16 rows from x to y: it normalises them in registers,
+// multiplies them by the weights together with its warpgroup, and attends. Keys and values of a line's strips meet in
+// shared memory, keys as the fragments that the products take, values as tiles that are transposed as they are loaded;
+// a named barrier joins the warps of a line. The products of the next group of heads run behind the powers of two of
+// this one, the output projection of a tile behind the normalisation of the next one.
 #pragma once
 
 #include "kernels/cuda/arithmetic.cuh"
@@ -15,8 +16,9 @@
 
 namespace axial::kernels::cuda {
 
-// kGeneral: PassOptions. The plain kernel takes the biases of V from the output's, where they were folded, and leaves those of K out, which softmax does not see. kStrips: of a line, of 1
-// also where lines share a strip; 0: any number.
+// kGeneral: PassOptions. The plain kernel takes the biases of V from the output's, where they were folded, and leaves
+// those of K out, which softmax does not see: rows that are no tokens have neither keys nor values but zeros.
+// kStrips: of a line, of 1 also where lines share a strip; 0: any number.
 template <class S, bool kGeneral, int kStrips>
 __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThreads, 1)
     pass_forward_kernel(const __grid_constant__ PassArguments p) {
@@ -84,12 +86,23 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
                            : 16 * (strips - 1) + key < geometry.length || place.strips != strips;
     place.masked |= (valid ? 0u : 1u) << i;
   }
+  if constexpr (!kGeneral) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const std::uint32_t none = place.masked >> 4 * n;
+      const std::uint32_t there = ((none & 1) != 0 ? 0u : 0xffffu) | ((none & 2) != 0 ? 0u : 0xffff0000u);
+      place.ones[n] = shared_strip ? F::kOnes : F::kOnes & there;
+    }
+  }
 
-  // The line of a tile that this warp (of a shared strip: this lane's row lane & 15) works on, or -1.
-  const auto line_of = [&](std::int64_t tile, int slot) -> std::int64_t {
-    const std::int64_t line = tile * geometry.lines_per_tile + slot;
-    return line < geometry.lines && slot < geometry.lines_per_tile ? line : -1;
+  // The line of a tile that this warp (of a shared strip: this lane's row lane & 15) works on, or -1. Tiles are
+  // numbered without a sign: one that is asked for past the last one may lie beyond 2^31.
+  const auto line_of = [&](std::uint32_t tile, int slot) {
+    const std::uint32_t line = tile * static_cast<std::uint32_t>(geometry.lines_per_tile) + slot;
+    return line < static_cast<std::uint32_t>(geometry.lines) && slot < geometry.lines_per_tile ? static_cast<int>(line)
+                                                                                                : -1;
   };
+  const auto tiles = static_cast<std::uint32_t>(geometry.tiles);
   const int rows_left = geometry.length - own * 16;  // rows of the strip that are tokens, where it is one line's
   // A lane copies 16-byte groups, kept or found anew as it is cheaper: chunk lane + 32 i of the strip.
   constexpr bool kEvenRows = 32 % L::kRowGroups == 0;
@@ -102,27 +115,23 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   // A float32 residual stream is not staged: what becomes of x_hat and of y reads it where it lies.
   const bool wide = kGeneral && p.options.float32_residual;
   // The offset of row lane & 15, or kNoRow.
-  [[maybe_unused]] const auto own_row = [&](std::int64_t tile, const TokenStrides& strides) {
-    const std::int64_t line = tile < geometry.tiles ? line_of(tile, slot) : -1;
+  const auto own_row = [&](std::uint32_t tile, const TokenStrides& strides) {
+    const int line = tile < tiles ? line_of(tile, slot) : -1;
     return line < 0 || !in_tile
                ? kNoRow
                : line_offset(geometry, static_cast<std::uint32_t>(line), strides) + position * strides.token;
   };
-  const auto fetch = [&](std::int64_t tile, std::uint32_t strip) {
+  const auto fetch = [&](std::uint32_t tile, std::uint32_t strip) {
     if (wide) {  // to the cache: a lane asks for every other line of a row
       const std::int64_t from = own_row(tile, p.x_strides);
       if (from != kNoRow) {
         for (int i = (lane >> 4) * 32; i < p.options.width.channels; i += 64)
           asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(p.x) + from + i));
       }
-    } else if (tile < geometry.tiles) {
+    } else {
       const std::int64_t stride = p.x_strides.token;
       if (shared_strip) {
-        const std::int64_t line = line_of(tile, slot);
-        const std::int64_t from =
-            line < 0 || !in_tile
-                ? kNoRow
-                : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides) + position * stride;
+        const std::int64_t from = own_row(tile, p.x_strides);
 #pragma unroll
         for (int i = 0; i < S::kDim / 16; ++i) {
           const int chunk = lane + 32 * i, r = chunk / L::kRowGroups, c = chunk % L::kRowGroups;
@@ -131,16 +140,16 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
           copy_async(strip + L::x_offset(r, c), static_cast<const V*>(p.x) + (there ? at + 8 * c : 0), there);
         }
       } else {
-        const std::int64_t line = line_of(tile, seat / strips);
-        const int rows = line < 0 ? 0 : rows_left;
-        const std::int64_t from = line < 0 ? 0 : line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides);
+        // Without a branch these addresses are worked out among the products before it.
+        const int line = tile < tiles ? line_of(tile, seat / strips) : -1, rows = line < 0 ? 0 : rows_left;
+        const std::int64_t from = line_offset(geometry, static_cast<std::uint32_t>(max(line, 0)), p.x_strides);
         if constexpr (kEvenRows) {
           constexpr int kRows = 32 / L::kRowGroups;
           const V* at = copy_from() + from;
 #pragma unroll
           for (int i = 0; i < S::kDim / 16; ++i) {
             const bool there = copy_row + i * kRows < rows && live(8 * copy_group);
-            copy_async(L::x_beside(strip + copy_to, i * kRows, 0), there ? at : p.x, there);
+            copy_async(L::x_beside(strip + copy_to, i * kRows, 0), at, there);
             at += kRows * stride;
           }
         } else {
@@ -157,8 +166,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     copy_commit();
   };
 
-  const std::int64_t step = std::int64_t{gridDim.x} * teams;
-  std::int64_t tile = blockIdx.x + std::int64_t{gridDim.x} * team;
+  const std::uint32_t step = gridDim.x * teams;
+  std::uint32_t tile = blockIdx.x + gridDim.x * team;
   std::uint32_t strip = strips_x;
   fetch(tile, strip);
   if constexpr (L::kStages == 2) fetch(tile + step, strip + L::kStripBytes);
@@ -170,10 +179,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
   std::uint32_t x_hat[kDimSteps][4];
   float qkv[L::kBuffers][kWidth];
   const int x_tile = late(L::x_offset(lane & 15, lane >> 4)), x_own = late(L::x_offset(g, t));
-  const auto y_own = [&] {  // the general kernels have no registers to keep it
-    return static_cast<V*>(p.y) + (own * 16 + (kGeneral ? late(g) : g)) * p.y_strides.token;
-  };
-  const auto normalise = [&](std::uint32_t from, [[maybe_unused]] std::int64_t of_tile) {
+  const auto normalise = [&](std::uint32_t from, [[maybe_unused]] std::uint32_t of_tile) {
     if constexpr (kGeneral) {
       if (wide) {
         const std::int64_t mine = own_row(of_tile, p.x_strides);
@@ -250,20 +256,33 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     for (int r = 0; r < 2; ++r) context.query[r] = __shfl_sync(~0u, position, g + 8 * r);
   }
   AttendShort<S, kStrips == 1 ? 1 : 2> attend_short;
-  if constexpr (kStrips > 0) attend_short.init(place);
+  [[maybe_unused]] Attend<S, kGeneral> attend;
+  if constexpr (kStrips > 0) {
+    attend_short.init(place);
+    attend_short.bias.init();
+  } else if constexpr (!kGeneral) {
+    attend.bias.init();
+  }
   const float keep_scale = kGeneral ? p.options.dropout.scale : 1.f;
   int turn = 0;  // which of the two exchange areas
+
+  const auto load_bias = [&](int group) {
+    if constexpr (kStrips > 0) attend_short.bias.load(qkv_bias + group * S::kGroupWidth);
+    if constexpr (kStrips == 0 && !kGeneral) attend.bias.load(qkv_bias + group * S::kGroupWidth);
+  };
 
   copy_wait<L::kStages - 1>();
   normalise(strip, tile);
   project(0, qkv[0]);
+  load_bias(0);
   wgmma_wait<0>();
   wgmma_settle(qkv[0]);
-  for (; tile < geometry.tiles; tile += step) {
+  for (; tile < tiles; tile += step) {
     std::uint32_t o[S::kInner / 16][4];
     if constexpr (kGeneral) {
       if (context.threshold != 0) {
-        const std::int64_t line = p.options.dropout.first_line + tile * geometry.lines_per_tile + slot;
+        const std::int64_t line =
+            p.options.dropout.first_line + static_cast<std::int64_t>(tile) * geometry.lines_per_tile + slot;
 #pragma unroll
         for (int r = 0; r < 2; ++r) context.row[r] = __shfl_sync(~0u, line, g + 8 * r) * heads;
       }
@@ -271,7 +290,10 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       float(&mine)[kWidth] = qkv[group % L::kBuffers];
-      if (L::kAhead && group + 1 < kGroups) project(group + 1, qkv[(group + 1) % L::kBuffers]);
+      const auto project_next = [&] {
+        if (L::kAhead && group + 1 < kGroups) project(group + 1, qkv[(group + 1) % L::kBuffers]);
+      };
+      if (kStrips == 0) project_next();
       if (kGeneral) {
         const float* bias = p.options.bias;
         context.bias = bias == nullptr ? nullptr : bias + group * S::kGroupHeads * (2 * geometry.length - 1);
@@ -279,11 +301,9 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
       const std::uint32_t exchange = place.first + turn * L::kExchangeBytes;
       if constexpr (kStrips > 0) {
-        attend_short.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange,
-                         o + group * S::kGroupHeads * S::kSteps);
+        attend_short.run(mine, place, exchange, o + group * S::kGroupHeads * S::kSteps, project_next);
         turn ^= 1;
       } else if (!kGeneral || group * S::kGroupHeads < heads) {
-        Attend<S, kGeneral> attend;
         attend.run(mine, qkv_bias + group * S::kGroupWidth, place, exchange, keep_scale, context,
                    o + group * S::kGroupHeads * S::kSteps);
         turn ^= 1;  // here alone: what skips the barrier of an area must not count it as used
@@ -300,6 +320,7 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
       if (group + 1 < kGroups) {
         if (!L::kAhead) project(group + 1, mine);
+        load_bias(group + 1);
         wgmma_wait<0>();
         wgmma_settle(qkv[(group + 1) % L::kBuffers]);
       }
@@ -319,9 +340,8 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     };
     float scale[2] = {1, 1};
     if (p.sample_scale != nullptr) {  // of b and O, so that the sums may start at x
-      const std::int64_t line = tile * geometry.lines_per_tile + slot;
-      const std::uint32_t sample = geometry.extent1.divide(
-          geometry.extent2.divide(static_cast<std::uint32_t>(line < geometry.lines ? line : 0)));
+      const std::uint32_t sample =
+          geometry.extent1.divide(geometry.extent2.divide(static_cast<std::uint32_t>(max(line_of(tile, slot), 0))));
 #pragma unroll
       for (int r = 0; r < 2; ++r) scale[r] = __ldg(p.sample_scale + __shfl_sync(~0u, sample, g + 8 * r));
 #pragma unroll
@@ -391,12 +411,12 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
     [[maybe_unused]] const auto drop_branch = [&] {
       const PassDropout& dropout = p.options.projection;
       const std::uint64_t key = branch_key(dropout);
-      const std::int64_t line = line_of(tile, slot);
+      const int line = line_of(tile, slot);
       std::int64_t from = 0;
       std::uint64_t number = 0;
       if (line >= 0 && in_tile) {
         from = line_offset(geometry, static_cast<std::uint32_t>(line), p.x_strides) + position * p.x_strides.token;
-        number = token_number(geometry, p.options, static_cast<int>(line), position);
+        number = token_number(geometry, p.options, line, position);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -423,54 +443,52 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       }
     };
     const auto store = [&] {
-      const std::int64_t stride = p.y_strides.token;
-      V* out[2] = {nullptr, nullptr};
-      if (shared_strip) {
-        const std::int64_t line = line_of(tile, slot);
-        const std::int64_t mine =
-            line < 0 || !in_tile
-                ? kNoRow
-                : line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides) + position * stride;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const std::int64_t at = __shfl_sync(~0u, mine, g + 8 * r);
-          if (at != kNoRow) out[r] = static_cast<V*>(p.y) + at;
-        }
-      } else {
-        const std::int64_t line = line_of(tile, seat / strips);
-        if (line >= 0) {
-          V* const first = y_own() + line_offset(geometry, static_cast<std::uint32_t>(line), p.y_strides);
-          if (g < rows_left) out[0] = first;
-          if (g + 8 < rows_left) out[1] = first + 8 * stride;
-        }
-      }
       if constexpr (kGeneral) {
         if (p.options.projection.threshold != 0) drop_branch();
       }
+      std::int64_t to[2];  // of row g + 8 r
+      bool there[2];
+      if (kGeneral || shared_strip) {
+        const std::int64_t mine = own_row(tile, p.y_strides);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          to[r] = __shfl_sync(~0u, mine, g + 8 * r);
+          there[r] = to[r] != kNoRow;
+        }
+      } else {
+        const int line = line_of(tile, seat / strips);
+        to[0] = (own * 16 + g) * p.y_strides.token +
+                line_offset(geometry, static_cast<std::uint32_t>(max(line, 0)), p.y_strides);
+        to[1] = to[0] + 8 * p.y_strides.token;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) there[r] = line >= 0 && g + 8 * r < rows_left;
+      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        V* const y = out[r];
-        if (y == nullptr) continue;
         if constexpr (kGeneral) {
+          if (!there[r]) continue;
           if (wide) {
-            float* const row = static_cast<float*>(p.y) + (y - static_cast<V*>(p.y));
+            float* const row = static_cast<float*>(p.y) + to[r];
             for_quads(acc + 2 * r, [&](const float* c, int channel) {
               if (live(channel)) *reinterpret_cast<float4*>(row + channel) = make_float4(c[0], c[1], c[4], c[5]);
             });
             continue;
           }
         }
-#pragma unroll
-        for (int block = 0; block < (S::kDim + 31) / 32; ++block) {
-          const float* c = acc + 16 * block + 2 * r;
-          if (!live(32 * block + (block < kWide ? 8 : 4) * t)) continue;
-          if (block < kWide) {
-            *reinterpret_cast<uint4*>(y + 32 * block + 8 * t) =
-                make_uint4(F::pair(c[0], c[1]), F::pair(c[4], c[5]), F::pair(c[8], c[9]), F::pair(c[12], c[13]));
+        V* const row = static_cast<V*>(p.y) + to[r];
+        const auto put_block = [&](auto index) {
+          constexpr int kBlock = index, kOffset = 64 * kBlock;
+          const float* c = acc + 16 * kBlock + 2 * r;
+          if (!live(32 * kBlock + (kBlock < kWide ? 8 : 4) * t)) return;
+          const std::uint32_t first = F::pair(c[0], c[1]), second = F::pair(c[4], c[5]);
+          if constexpr (kBlock < kWide) {
+            store_global_if<kOffset>(there[r], row + 8 * t,
+                                     make_uint4(first, second, F::pair(c[8], c[9]), F::pair(c[12], c[13])));
           } else {
-            *reinterpret_cast<uint2*>(y + 32 * block + 4 * t) = make_uint2(F::pair(c[0], c[1]), F::pair(c[4], c[5]));
+            store_global_if<kOffset>(there[r], row + 4 * t, make_uint2(first, second));
           }
-        }
+        };
+        for_constants<(S::kDim + 31) / 32>(put_block);
       }
     };
     if constexpr (L::kStages == 2) {
@@ -493,9 +511,11 @@ __global__ void __launch_bounds__(PassForwardShape<S, kGeneral, kStrips>::kThrea
       wgmma_settle(acc);
       store();
     }
+    load_bias(0);
     wgmma_wait<0>();
     wgmma_settle(qkv[0]);
   }
+  copy_wait<0>();  // zeros, of tiles that are none
 #else
   __trap();
 #endif

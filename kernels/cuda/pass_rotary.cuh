@@ -1,5 +1,5 @@
-// What the general kernels of a fused pass, and those by tiles of a few lines, know of positions and of the branch's output: the rotary embedding, and
-// which channels of a token dropout keeps.
+// What the general kernels of a fused pass, and those by tiles of a few lines, know of positions and of the branch's
+// output: the rotary embedding, and which channels of a token dropout keeps.
 #pragma once
 
 #include "kernels/cuda/arithmetic.cuh"

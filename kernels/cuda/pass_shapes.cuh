@@ -167,6 +167,7 @@ struct PassBackwardArguments {
   float eps;
   // dx adds dy from memory: in the tiles it is scaled by sample, lacks some channels or is rounded.
   bool dy_apart;
+  bool same_layout;  // dy as x
 };
 
 // --- Backward --------------------------------------------------------------------------------------

@@ -110,11 +110,9 @@ __global__ void __launch_bounds__(256, 1) pass_split_attention_kernel(const __gr
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
         const int at = 64 * (i >> 1) + 8 * (4 * ((g ^ i) & 1) + t);
-        xr[2 * kBlocks * r + i] = gr[2 * kBlocks * r + i] = make_uint4(0, 0, 0, 0);
-        if (from != kNoRow && live(at)) {
-          xr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.x) + from + at);
-          gr[2 * kBlocks * r + i] = *reinterpret_cast<const uint4*>(static_cast<const V*>(p.dy) + from_dy + at);
-        }
+        const bool there = from != kNoRow && live(at);
+        xr[2 * kBlocks * r + i] = load_global_if(there, p.x, 2 * (static_cast<std::uint64_t>(from) + at));
+        gr[2 * kBlocks * r + i] = load_global_if(there, p.dy, 2 * (static_cast<std::uint64_t>(from_dy) + at));
       }
     }
   };
