@@ -2,6 +2,7 @@
 #include <charconv>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 
 #include <ATen/Context.h>
@@ -42,13 +43,15 @@ at::ScalarType parse_type(const std::string& text) {
                     meant_value(text, {"float64", "float32", "tf32", "bfloat16", "float16"}));
 }
 
-// Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...": of the layer, and of an MLP twice as wide.
-std::string kernel_lines(const std::int64_t (&n)[5], at::ScalarType dtype) {
+// Lines of "cpu:  ..." and, where CUDA can be used, "cuda: ...": of the layer, and of an MLP twice as wide. tf32: the
+// GPU's arithmetic, which a CPU has not.
+std::string kernel_lines(const std::int64_t (&n)[5], at::ScalarType dtype, bool tf32 = false) {
   const auto on = [&](const std::string& name, at::Device device) {
     return name + describe_pass(n[0], n[1], n[2], n[3], n[4], dtype, device) + "\n" + name + "MLP (ratio 2) " +
            describe_mlp(n[0] * n[1] * n[2], n[3], 2 * n[3], dtype, device) + "\n";
   };
-  return on("cpu:  ", at::kCPU) + (cuda_problem().empty() ? on("cuda: ", at::kCUDA) : "");
+  return (tf32 ? "cpu:  no tf32, which is the GPU's\n" : on("cpu:  ", at::kCPU)) +
+         (cuda_problem().empty() ? on("cuda: ", at::kCUDA) : "");
 }
 
 void describe_kernel(const std::vector<std::string>& shape) {
@@ -56,14 +59,20 @@ void describe_kernel(const std::vector<std::string>& shape) {
   for (int i = 0; i < 5; ++i) {
     const std::string& text = shape[static_cast<std::size_t>(i)];
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n[i]);
-    if (error != std::errc() || end != text.data() + text.size() || n[i] < 1) {
-      throw ConfigError("command line: --kernel: expected B H W D HEADS as positive integers, found " + text);
+    if (error != std::errc() || end != text.data() + text.size() || n[i] < 1 ||
+        n[i] > std::numeric_limits<std::int32_t>::max()) {
+      throw ConfigError("command line: --kernel: expected B H W D HEADS as integers from 1 to 2147483647, found " +
+                        text);
     }
   }
   if (n[3] % n[4] != 0) throw ConfigError("command line: --kernel: HEADS must divide D");
+  if (n[3] / n[4] > kernels::kMaxHeadDim) {
+    throw ConfigError("command line: --kernel: heads have up to " + std::to_string(kernels::kMaxHeadDim) +
+                      " channels, found D / HEADS = " + std::to_string(n[3] / n[4]));
+  }
   const at::ScalarType dtype = parse_type(shape[5]);
   at::globalContext().setAllowTF32CuBLAS(shape[5] == "tf32");
-  std::cout << kernel_lines(n, dtype);
+  std::cout << kernel_lines(n, dtype, shape[5] == "tf32");
   if (const std::string problem = cuda_problem(); !problem.empty()) std::cout << "cuda: " << problem << '\n';
 }
 

@@ -182,6 +182,10 @@ TEST_F(Commands, WrongCommandLinesAreOneLineAndExit2) {
   EXPECT_NE(kernel.out.find("cpu:  fused cpu "), std::string::npos) << kernel.out;
   EXPECT_NE(kernel.out.find("cpu:  MLP (ratio 2) composed"), std::string::npos) << kernel.out;
   expect_error(run({"info", "--kernel", "1", "2", "3", "4", "3", "float32"}), 2, {"HEADS"});
+  expect_error(run({"info", "--kernel", "1", "1", "5000000000", "64", "4", "float32"}), 2,
+               {"2147483647", "5000000000"});
+  expect_error(run({"info", "--kernel", "1", "1", "1", "100000", "1", "float32"}), 2, {"D / HEADS = 100000", "256"});
+  EXPECT_NE(run({"info", "--kernel", "2", "7", "7", "64", "4", "tf32"}).out.find("cpu:  no tf32"), std::string::npos);
   expect_error(run({"info", "--kernel", "1", "2"}), 2, {"--kernel: expected 6 values after it, found 2"});
   expect_error(run({"info", "run", "--kernel", "1", "2", "3", "4", "2", "float32"}), 2,
                {"--kernel", "one of the two"});
