@@ -14,7 +14,8 @@ struct PassForwardShape {
   // The next group's projection runs behind the attention of this one, if both groups' accumulators fit.
   static constexpr bool kAhead = S::kGroupWidth <= 96 && S::kGroups > 1;
   static constexpr int kBuffers = kAhead ? 2 : 1;
-  // The output projection of a tile runs behind the normalisation and first projection of the next.
+  // The output projection of a tile runs behind the normalisation and first projection of the next, if the sums of both
+  // fit: at D = 128 they do just so, but for the general kernels and heads of 64 channels, which would spill.
   static constexpr bool kOverlap =
       S::kDim / 2 + kBuffers * S::kGroupWidth / 2 < (kGeneral || S::kHeadDim == 64 ? 160 : 161);
 
